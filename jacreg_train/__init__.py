@@ -1,0 +1,1 @@
+"""Train neural networks in JAX with terms on their Jacobian."""
