@@ -1,0 +1,95 @@
+"""A progress bar with the time left on a terminal; plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+# What a line shows, in this order, and how: metric -> (label, format).
+SHOWN = {
+    "train/loss": ("loss", "{:.4g}"),
+    "train/penalty": ("penalty", "{:.3g}"),
+    "train/accuracy": ("accuracy", "{:.3f}"),
+    "time/step_ms": ("step", "{:.3g} ms"),
+    "test/accuracy": ("test accuracy", "{:.4f}"),
+    "test/nll": ("test NLL", "{:.4f}"),
+    "test/squared_jacobian_norm": ("squared Jacobian norm", "{:.4g}"),
+}
+
+
+class ProgressWriter:
+    """Show how far a run is, its main metrics and the time left.
+
+    Args:
+        num_steps: the step at which the run ends.
+        first_step: the step it starts from (the restored one after a resume).
+        console: where to show it; by default standard output.
+    """
+
+    def __init__(self, num_steps: int, *, first_step: int = 0, console: Console | None = None):
+        self._console = console or Console(file=sys.stdout, soft_wrap=True, highlight=False)
+        self._num_steps = num_steps
+        self._first_step = first_step
+        self._start = time.monotonic()
+        self._bar: Progress | None = None
+        if self._console.is_terminal:
+            self._bar = Progress(
+                MofNCompleteColumn(),
+                BarColumn(),
+                TextColumn("{task.fields[metrics]}", markup=False),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._task = self._bar.add_task("train", total=num_steps, completed=first_step, metrics="")
+            self._bar.start()
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        text = format_metrics(metrics)
+        if self._bar is None:
+            self._print(f"step {step}/{self._num_steps}  {text}  left {self._time_left(step)}")
+        else:
+            self._bar.update(self._task, completed=step, metrics=text)
+            if any(name.startswith("test/") for name in metrics):  # evaluations stay on the screen
+                self._print(f"step {step}/{self._num_steps}  {text}")
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _print(self, line: str) -> None:
+        self._console.print(Text(line))
+        self._console.file.flush()
+
+    def _time_left(self, step: int) -> str:
+        if step <= self._first_step:
+            return "-:--"
+        elapsed = time.monotonic() - self._start
+        return format_duration(elapsed * max(0, self._num_steps - step) / (step - self._first_step))
+
+
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """The main metrics on one line, e.g. `loss 0.31  accuracy 0.953  step 12.3 ms`."""
+    return "  ".join(
+        f"{label} {form.format(float(metrics[name]))}"
+        for name, (label, form) in SHOWN.items()
+        if name in metrics
+    )
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds as `m:ss` or `h:mm:ss`."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

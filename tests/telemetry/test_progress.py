@@ -1,0 +1,39 @@
+import io
+
+from rich.console import Console
+
+from jacreg_train.telemetry import ProgressWriter
+from jacreg_train.telemetry.progress import format_duration
+
+
+def show(console, writes, **arguments):
+    writer = ProgressWriter(100, console=console, **arguments)
+    for step, metrics in writes:
+        writer.write(step, metrics)
+    writer.close()
+    return console.file.getvalue()
+
+
+def test_plain_lines_where_there_is_no_terminal():
+    console = Console(file=io.StringIO(), force_terminal=False, soft_wrap=True)
+    output = show(console, [(50, {"train/loss": 0.3127, "time/step_ms": 12.34, "train/epoch": 1.0})])
+    assert output == "step 50/100  loss 0.3127  step 12.3 ms  left 0:00\n"
+    assert "\x1b" not in output
+
+
+def test_a_bar_with_the_time_left_on_a_terminal():
+    console = Console(file=io.StringIO(), force_terminal=True, width=160)
+    writes = [(50, {"train/loss": 0.5}), (100, {"test/accuracy": 0.975})]
+    output = show(console, writes)
+    assert "100/100" in output
+    assert "left" in output
+    assert "test accuracy 0.9750" in output
+
+
+def test_time_left_counts_from_the_restored_step():
+    console = Console(file=io.StringIO(), force_terminal=False)
+    assert "left -:--" in show(console, [(60, {})], first_step=60)
+
+
+def test_durations():
+    assert [format_duration(seconds) for seconds in (0, 61.6, 3723)] == ["0:00", "1:02", "1:02:03"]
