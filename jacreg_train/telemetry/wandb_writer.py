@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import threading
@@ -23,6 +24,8 @@ STEP = "step"  # logged with every record: the axis of all metrics
 # What a run's summary shows of a metric, where it is not the last value.
 SUMMARIES = {"test/accuracy": "max", "test/nll": "min"}
 MEDIANS = ("time/step_ms", "time/data_ms")  # W&B can't aggregate to a median: set at the end
+
+MIN_FREE_BYTES = 2**20  # W&B drops what it can't write without a word, so stop before
 
 _logger = logging.getLogger(__name__)
 _STOP = object()
@@ -108,6 +111,8 @@ class WandbWriter:
         try:
             run = self._start()
             self._log_all(run)
+        except OSError as failure:
+            self._give_up(str(failure))
         except BaseException as failure:  # W&B may raise anything
             self._give_up(f"{type(failure).__name__}: {failure}")
 
@@ -148,6 +153,7 @@ class WandbWriter:
             x_transaction_log_flush_interval=1.0,
             init_timeout=self._start_timeout_s,
             finish_timeout=self._close_timeout_s,
+            finish_timeout_raises=True,
             summary_warnings=0,
         )
         run = wandb.init(
@@ -169,6 +175,8 @@ class WandbWriter:
         position = run.step - 1  # W&B's own counter has to grow with every record; ours is the axis
         values: dict[str, list[float]] = {name: [] for name in MEDIANS}
         while (item := self._records.get()) is not _STOP:
+            if shutil.disk_usage(run.dir).free < MIN_FREE_BYTES:
+                raise OSError(f"the disk under {run.dir} is full")
             step, metrics = item
             position = max(step, position + 1)
             # Committed at once: otherwise a record stays pending until the next step.
@@ -177,7 +185,10 @@ class WandbWriter:
                 if name in metrics:
                     insort(seen, metrics[name])
         run.summary.update({name: median(seen) for name, seen in values.items() if seen})
-        run.finish()
+        try:
+            run.finish()
+        except TimeoutError:
+            self._warn(f"the server took no more data; `wandb sync {run.dir}` uploads the rest")
 
     def _give_up(self, reason: str) -> None:
         self._failed.set()

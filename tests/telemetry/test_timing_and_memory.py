@@ -1,4 +1,5 @@
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -54,8 +55,8 @@ def test_each_interval_counts_for_itself():
 
 
 def test_a_comparison_takes_turns():
-    calls = []
-    seconds = compare_times({name: lambda name=name: calls.append(name) for name in "abc"}, rounds=2)
+    calls: list[str] = []
+    seconds = compare_times({name: partial(calls.append, name) for name in "abc"}, rounds=2)
     assert calls == [*"abc", *"abc", *"bca"]
     assert {name: len(each) for name, each in seconds.items()} == {"a": 2, "b": 2, "c": 2}
     with pytest.raises(ValueError, match="rounds = 0"):
@@ -68,14 +69,16 @@ def test_time_share_uses_medians():
 
 def test_compiled_bytes_hold_arguments_and_outputs():
     compiled = jax.jit(lambda x, y: x @ y + 1).lower(jnp.ones((32, 64)), jnp.ones((64, 16))).compile()
-    assert compiled_bytes(compiled) >= 4 * (32 * 64 + 64 * 16 + 32 * 16)
+    assert (compiled_bytes(compiled) or 0) >= 4 * (32 * 64 + 64 * 16 + 32 * 16)
 
 
 def test_donated_arguments_count_once():
     x = jnp.ones(1000)
-    plain = jax.jit(lambda x: x + 1).lower(x).compile()
-    donated = jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile()
-    assert compiled_bytes(plain) - compiled_bytes(donated) == 4000
+    plain = compiled_bytes(jax.jit(lambda x: x + 1).lower(x).compile())
+    donated = compiled_bytes(jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile())
+    assert plain is not None
+    assert donated is not None
+    assert plain - donated == 4000
 
 
 def test_resident_bytes_follow_the_process():

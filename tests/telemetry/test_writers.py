@@ -114,10 +114,10 @@ def test_a_full_disk_is_raised_and_tears_no_line(tmp_path, monkeypatch):
         def write(self, line):
             return self._file.write(line[: len(line) // 2])
 
-    whole, writer._file = writer._file, Full(writer._file)
-    with pytest.raises(OSError, match="is the disk full"):
-        writer.write(2, {"train/loss": 2.0})
-    writer._file = whole
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_file", Full(writer._file))
+        with pytest.raises(OSError, match="is the disk full"):
+            writer.write(2, {"train/loss": 2.0})
     writer.write(3, {"train/loss": 3.0})
     writer.close()
     assert steps_of(tmp_path) == [1, 3]
@@ -125,8 +125,11 @@ def test_a_full_disk_is_raised_and_tears_no_line(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 def test_a_device_without_room_is_an_error():
-    writer = JsonLinesWriter.__new__(JsonLinesWriter)
-    writer.path, writer._file = "/dev/full", open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    class OnFullDevice(JsonLinesWriter):
+        def __init__(self):
+            self._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+
+    writer = OnFullDevice()
     with pytest.raises(OSError, match="No space left"):
         writer.write(1, {"train/loss": 1.0})
     writer.close()
@@ -146,7 +149,7 @@ class Recorder:
 
 
 def test_a_group_writes_in_order_and_closes_all():
-    log = []
+    log: list = []
     group = WriterGroup([Recorder(log, "a", fails=True), Recorder(log, "b")])
     group.write(1, {"x": 2.0})
     with pytest.raises(OSError, match="a failed"):
