@@ -1,0 +1,188 @@
+"""Command line: train a model by a config and flags.
+
+    jacreg-train --config=configs/digits_cnn.py --workdir=runs/a --config.jacobian.weight=1e-3
+
+--config is a config file, one that comes with the package (configs/NAME.py, found from any folder), or the
+config.json of an earlier run. Every field of configs/default.py can be given as --config.FIELD=VALUE; None
+unsets an optional one. --workdir holds the run's config, metrics and checkpoints, and a run in it is
+resumed; runs/NAME by default.
+
+Exit codes: 0 done; 2 a mistake in config, data or workdir (one line on standard error); 1 the loss became
+infinite or nan, or a failure of the program; 143 after SIGTERM and 130 after Ctrl-C, both with a checkpoint
+(a second Ctrl-C stops at once).
+"""
+
+import difflib
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+import configs
+from configs import default
+
+DEFAULT_CONFIG = "configs/digits_cnn.py"
+USAGE_ERROR = 2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train by a command line, program first; returns the exit code."""
+    if {"--help", "-help", "-h", "--helpfull", "--helpshort"} & set(argv[1:]):
+        print(__doc__)
+        return 0
+    try:
+        config, overridden, workdir = parse(argv)
+    except (AttributeError, KeyError) as error:
+        return _refuse(_unknown_field(argv) or error)
+    except (flags.Error, ValueError, TypeError, OSError) as error:
+        return _refuse(error)
+
+    # Imported late, so that a mistake in the command line is answered at once.
+    from jacreg_train.data import DataError
+    from jacreg_train.training.devices import start_up
+    from jacreg_train.training.errors import ConfigError, Diverged, Interrupted
+    from jacreg_train.training.loop import train_and_evaluate
+    from jacreg_train.training.validation import check_overrides
+
+    try:
+        start_up(compilation_cache=config.compilation_cache, workdir=workdir)
+        check_overrides(config, overridden)
+        train_and_evaluate(config, workdir, argv=argv)
+    except (ConfigError, DataError) as error:
+        return _refuse(error)
+    except Diverged as error:
+        print(f"jacreg-train: {error}", file=sys.stderr)
+        return 1
+    except Interrupted as stop:
+        print(f"jacreg-train: {stop}; the same command goes on from there", file=sys.stderr)
+        return stop.exit_code
+    return 0
+
+
+def parse(argv: Sequence[str]) -> tuple[ConfigDict, list[str], Path]:
+    """The config, the dotted names of the fields that the command line overrides, and the work directory.
+
+    Raises:
+      absl.flags.Error, ValueError, TypeError, AttributeError, KeyError, OSError: what the flags refuse.
+    """
+    argv = [argv[0], *flags.FLAGS.read_flags_from_files(list(argv[1:]), force_gnu=False)]  # --flagfile
+    given = [value for value in _values(argv, "config") if value]
+    chosen = given[-1] if given else DEFAULT_CONFIG
+    rest = _without(argv, "config")
+    full = [rest[0], f"--config={_config_file(chosen)}", *rest[1:]]
+
+    values = flags.FlagValues()
+    for kind, parser in OPTIONAL_PARSERS.items():
+        config_flags.register_flag_parser_for_type(kind, parser)
+    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=full)
+    flags.DEFINE_string("workdir", None, "the run's folder", flag_values=values)
+    left = values(full)
+    if left[1:]:
+        raise ValueError(f"{left[1]!r} is no flag; flags are --config, --config.FIELD=VALUE and --workdir")
+    config = values["config"].value
+    overridden = list(config_flags.get_override_values(values["config"]))
+    return config, overridden, Path(values["workdir"].value or _default_workdir(chosen))
+
+
+def _optional(parser: Any) -> Any:
+    """A flag parser that takes None, for optional fields; whether a field may be None is validated later."""
+
+    class Optional(type(parser)):  # type: ignore[misc]
+        def parse(self, argument: Any) -> Any:
+            return None if argument in ("None", "none") else super().parse(argument)
+
+    return Optional()
+
+
+OPTIONAL_PARSERS = {
+    float: _optional(flags.FloatParser()),
+    int: _optional(flags.IntegerParser()),
+    str: _optional(flags.ArgumentParser()),
+    bool: _optional(flags.BooleanParser()),
+}
+
+
+def _values(argv: Sequence[str], name: str) -> list[str]:
+    """The values given to the flag ``--name``, as ``--name=value`` or ``--name value``."""
+    values = []
+    for index, argument in enumerate(argv):
+        flag, equals, value = argument.partition("=")
+        if flag in (f"--{name}", f"-{name}"):
+            values.append(value if equals else argv[index + 1] if index + 1 < len(argv) else "")
+    return values
+
+
+def _without(argv: Sequence[str], name: str) -> list[str]:
+    kept, skip = [], False
+    for argument in argv:
+        if skip:
+            skip = False
+        elif argument in (f"--{name}", f"-{name}"):
+            skip = True
+        elif not argument.startswith((f"--{name}=", f"-{name}=")):
+            kept.append(argument)
+    return kept
+
+
+def _config_file(chosen: str) -> str:
+    """What ml_collections loads: a config file, the packaged one of that name, or a recorded config."""
+    packaged = Path(configs.__file__).parent
+    path, colon, argument = chosen.partition(":")
+    if path.endswith(".json"):
+        if not Path(path).is_file():
+            raise ValueError(f"--config={chosen}: there is no such file")
+        return f"{packaged / 'recorded.py'}:{path}"
+    for candidate in (Path(path), packaged / path.removeprefix("configs/")):
+        if candidate.is_file() and candidate.suffix == ".py":
+            return f"{candidate}{colon}{argument}"
+    names = sorted(
+        f"configs/{file.name}" for file in packaged.glob("[a-z]*.py") if file.name != "recorded.py"
+    )
+    raise ValueError(
+        f"--config={chosen}: there is no such file; choices with the package: {', '.join(names)}"
+    )
+
+
+def _default_workdir(chosen: str) -> Path:
+    path = Path(chosen.partition(":")[0])
+    return Path("runs") / (f"{path.absolute().parent.name}_again" if path.suffix == ".json" else path.stem)
+
+
+def _unknown_field(argv: Sequence[str]) -> str | None:
+    """The refusal of the first --config.FIELD that no config has, None if there is none such."""
+    for argument in argv[1:]:
+        path = argument.lstrip("-").partition("=")[0]
+        group: Any = default.get_config()
+        for name in path.split(".")[1:] if path.startswith("config.") else ():
+            if not isinstance(group, ConfigDict) or name not in group:
+                names = sorted(group) if isinstance(group, ConfigDict) else []
+                hint = "".join(
+                    f" (did you mean {close}?)" for close in difflib.get_close_matches(name, names, 1)
+                )
+                return (
+                    f"--{path}: there is no such field; choose from {', '.join(names) or 'no fields'}{hint}"
+                )
+            group = group[name]
+    return None
+
+
+def _refuse(error: BaseException | str) -> int:
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    print(f"jacreg-train: {' '.join(str(text).split())}", file=sys.stderr)
+    return USAGE_ERROR
+
+
+def run() -> None:
+    """The console script."""
+    try:
+        sys.exit(main(sys.argv))
+    except KeyboardInterrupt:  # before the loop has taken the signals over
+        sys.exit(128 + signal.SIGINT)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,31 @@
+"""What can end a run other than success. ``main`` turns each into one line and an exit code."""
+
+import difflib
+import signal
+from collections.abc import Iterable
+
+
+class ConfigError(ValueError):
+    """A mistake of the user's, found before anything compiles. One line: field, value, choices."""
+
+
+class Diverged(RuntimeError):
+    """The loss, the penalty or a gradient is no longer finite. The message names the step and the part."""
+
+
+class Interrupted(Exception):
+    """SIGTERM or Ctrl-C was received; the state is in a checkpoint. ``exit_code`` is 128 + the signal."""
+
+    def __init__(self, signal_number: int, step: int):
+        super().__init__(
+            f"stopped by {signal.Signals(signal_number).name} after step {step}; checkpoint written"
+        )
+        self.exit_code = 128 + signal_number
+
+
+def wrong_choice(field: str, value: object, choices: Iterable[object]) -> ConfigError:
+    """The error for a name that is in no table, with the choices and the closest one."""
+    names = [str(choice) for choice in choices]
+    close = difflib.get_close_matches(str(value), names, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return ConfigError(f"config.{field} = {value!r}: choose one of {', '.join(names)}{hint}")

@@ -1,0 +1,205 @@
+"""The training loop, from a config and a work directory to a trained model. Reads from top to bottom."""
+
+import contextlib
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+from rich.console import Console
+
+from jacreg_train.telemetry import (
+    JsonLinesWriter,
+    MetricWriter,
+    ProgressWriter,
+    StepClock,
+    WandbWriter,
+    WriterGroup,
+    device_peak_bytes,
+    read_records,
+    read_run_record,
+    resident_bytes,
+    write_run_record,
+)
+from jacreg_train.training import setup
+from jacreg_train.training.checkpoints import Checkpoints
+from jacreg_train.training.errors import Diverged, Interrupted
+from jacreg_train.training.programs import compile_programs, penalty_time_share
+from jacreg_train.training.stopping import StopRequest
+from jacreg_train.training.summary import print_summary, summarize
+from jacreg_train.training.validation import validate
+from jacreg_train.training.workdir import check_same_config, locked
+
+
+def train_and_evaluate(
+    config: ConfigDict,
+    workdir: str | Path,
+    *,
+    argv: Sequence[str] = (),
+    extra_writers: Iterable[MetricWriter] = (),
+) -> dict[str, float]:
+    """Train a model as the config says; resume where the work directory has a checkpoint.
+
+    Args:
+      config: a child of ``configs/default.py``.
+      workdir: for config, metrics and checkpoints; made where missing.
+      argv: the command line, for the record.
+      extra_writers: get every record, too (a sweep's pruner, say).
+
+    Returns:
+      The last value of every metric, the median of ``time/step_ms``, and ``step``.
+
+    Raises:
+      ConfigError: a mistake in the config or the work directory, before anything compiles.
+      DataError: a data set that cannot be had.
+      Diverged: loss or penalty became infinite or nan. The checkpoints before it are left.
+      Interrupted: SIGTERM or Ctrl-C came; a checkpoint is written.
+    """
+    workdir = Path(workdir)
+    validate(config, num_devices=jax.device_count())
+    run = setup.build(config)
+    plain_config = config.to_dict()
+    console = Console(soft_wrap=True, highlight=False)
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(StopRequest())
+        stack.enter_context(locked(workdir))
+        check_same_config(
+            workdir, plain_config, lambda each: setup.schedule_length(each, run.num_train_examples)
+        )
+        write_run_record(workdir, plain_config, argv)
+
+        # State and data position, fresh or from the newest checkpoint.
+        checkpoints = stack.enter_context(
+            Checkpoints(
+                workdir, keep_latest=config.checkpoint.keep_latest, keep_best=config.checkpoint.keep_best
+            )
+        )
+        state, batches, first_step = run.init(), run.make_batches(), 0
+        restored = checkpoints.restore_latest(state)
+        if restored is not None:
+            state, position = restored
+            batches.set_state(position)
+            first_step = int(state.step)
+            console.print(f"resuming {workdir} after step {first_step}", markup=False)
+        writers = _writers(config, workdir, run.num_steps, first_step, extra_writers)
+        stack.enter_context(contextlib.closing(writers))
+
+        # Programs, compiled ahead of the first step, and what is measured once.
+        clock = StepClock()
+        with clock.compiling():
+            programs = compile_programs(
+                run,
+                state,
+                batches.example(),
+                share=config.log.penalty_share_rounds > 0,
+                norms=config.log.gradient_norms,
+            )
+        figures = _gib("compiled", programs.compiled_bytes)  # join the next record
+        if first_step < run.num_steps:
+            figures |= penalty_time_share(programs, state, batches.example(), config.log.penalty_share_rounds)
+
+        for step in range(first_step + 1, run.num_steps + 1):  # step: how many are done after this one
+            due = _due(config, step, run.num_steps)
+            with clock.data():
+                batch = batches.next()
+            norms = {}
+            if due["log"] and programs.gradient_norms is not None:
+                norms = jax.block_until_ready(programs.gradient_norms(state, *batch))
+            kind, train_step = programs.train_step(step - 1)
+            with clock.step(kind) as wait_for:
+                state, step_metrics = wait_for(train_step(state, *batch))
+            _require_finite(step, step_metrics)
+
+            record: dict[str, float] = {}
+            if due["log"]:
+                record |= norms | step_metrics | clock.take(config.batch_size) | figures
+                record |= {"train/learning_rate": run.schedule(step - 1), "train/epoch": batches.epoch}
+                record |= _gib("resident", resident_bytes()) | _gib("device_peak", device_peak_bytes())
+                figures = {}
+            if due["evaluate"]:
+                record |= run.evaluate(state)
+            if record:
+                record = {name: float(value) for name, value in record.items()}
+                writers.write(step, record)
+            if due["save"] or stop.signal is not None:
+                checkpoints.save(
+                    state,
+                    step=step,
+                    position=batches.get_state(),
+                    config=plain_config,
+                    accuracy=record.get("test/accuracy"),
+                )
+            if stop.signal is not None and step < run.num_steps:
+                raise Interrupted(stop.signal, step)
+            if due["share"]:
+                figures |= penalty_time_share(programs, state, batch, config.log.penalty_share_rounds)
+
+    summary = summarize(read_records(workdir))
+    print_summary(summary, workdir, wandb=config.wandb.mode != "disabled", console=console)
+    return summary
+
+
+def _due(config: ConfigDict, step: int, num_steps: int) -> dict[str, bool]:
+    """What happens after a step; log, evaluation and checkpoint always happen after the last."""
+    last = step == num_steps
+    share_every = config.log.penalty_share_every_steps
+    return {
+        "log": last or step % config.log.every_steps == 0,
+        "evaluate": last or step % config.evaluation.every_steps == 0,
+        "save": last or step % config.checkpoint.every_steps == 0,
+        "share": not last and share_every is not None and step % share_every == 0,
+    }
+
+
+def _require_finite(step: int, metrics: Mapping[str, jax.Array]) -> None:
+    """Stop at the first loss or penalty that is no number; no checkpoint of this state is written."""
+    for name in ("train/task_loss", "train/penalty"):
+        if name in metrics and not math.isfinite(metrics[name]):
+            raise Diverged(
+                f"step {step}: {name} is {float(metrics[name])}; the newest checkpoint is from before it"
+            )
+
+
+def _writers(
+    config: ConfigDict,
+    workdir: Path,
+    num_steps: int,
+    first_step: int,
+    extra_writers: Iterable[MetricWriter],
+) -> WriterGroup:
+    """The local record first: it is the durable one. Only the first process writes."""
+    if jax.process_index() > 0:
+        return WriterGroup([])
+    writers: list[MetricWriter] = [
+        JsonLinesWriter(workdir / "metrics.jsonl", restored_step=first_step or None),
+        ProgressWriter(num_steps, first_step=first_step),
+    ]
+    if config.wandb.mode != "disabled":
+        writers.append(
+            WandbWriter(
+                workdir,
+                mode=config.wandb.mode,
+                project=config.wandb.project,
+                group=config.wandb.group,
+                name=config.wandb.name,
+                tags=config.wandb.tags,
+                run_id=_run_id(workdir),
+                config=config.to_dict(),
+            )
+        )
+    return WriterGroup([*writers, *extra_writers])
+
+
+def _run_id(workdir: Path) -> str:
+    """The same for every part of a run, another one for every run: from how and when it was first started."""
+    record = read_run_record(workdir)
+    first_start = {name: record[name] for name in ("argv", "started")} | {"workdir": str(workdir)}
+    return hashlib.sha256(json.dumps(first_start).encode()).hexdigest()[:12]
+
+
+def _gib(kind: str, size: int | None) -> dict[str, float]:
+    """A memory metric, or nothing where the figure is not to be had."""
+    return {} if size is None else {f"memory/{kind}_gib": size / 2**30}

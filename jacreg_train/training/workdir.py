@@ -1,0 +1,94 @@
+"""A run's folder: one run at a time, and always the same config."""
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jacreg_train.telemetry import read_config, redact
+from jacreg_train.training.errors import ConfigError
+
+# Fields that can differ between the parts of one run, since they don't change what it computes (memory
+# options and parallelism: not beyond rounding). A run may get longer, too, unless its schedule depends on
+# the length.
+FREE_FIELDS = (
+    "num_steps",
+    "num_epochs",
+    "parallel",
+    "compilation_cache",
+    "dataset.data_dir",
+    "jacobian.context.data_dir",
+    "jacobian.estimator.example_chunk",
+    "jacobian.estimator.output_chunk",
+    "evaluation.every_steps",
+    "evaluation.batch_size",
+    "checkpoint.",
+    "log.",
+    "wandb.",
+)
+
+
+@contextlib.contextmanager
+def locked(workdir: Path) -> Iterator[None]:
+    """Hold the folder's lock, which the system drops when the process ends, however it ends.
+
+    Raises:
+      ConfigError: the folder cannot be written, or another run holds it.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        file = open(workdir / ".lock", "w")  # noqa: SIM115 - held open below
+    except OSError as error:
+        raise ConfigError(f"--workdir={workdir}: cannot be written ({error.strerror})") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"--workdir={workdir}: another run is writing to it; choose another") from None
+        yield
+
+
+def check_same_config(
+    workdir: Path,
+    config: Mapping[str, Any],
+    derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {},
+) -> None:
+    """Refuse a folder whose run was started with another config.
+
+    Args:
+      workdir: the run's folder; one without ``config.json`` is always fine.
+      config: the config as nested dicts.
+      derived: config -> fields that depend on others and must not change, by dotted name.
+
+    Raises:
+      ConfigError: with every differing field, its recorded and its present value.
+    """
+    recorded_config = read_config(workdir)
+    if not recorded_config:
+        return
+    recorded, present = (
+        _flat(redact(json.loads(json.dumps(each)))) | dict(derived(each))
+        for each in (recorded_config, config)
+    )
+    differing = [
+        f"{field}: {recorded.get(field)!r} there, {present.get(field)!r} here"
+        for field in sorted(recorded.keys() | present.keys())
+        if recorded.get(field) != present.get(field) and not field.startswith(FREE_FIELDS)
+    ]
+    if differing:
+        raise ConfigError(
+            f"--workdir={workdir} holds a run of another config ({'; '.join(differing)});"
+            " choose another folder or the same config"
+        )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
