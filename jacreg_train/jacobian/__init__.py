@@ -1,0 +1,42 @@
+"""Sums of squared Jacobian entries and other functionals of the Jacobian, for any JAX function.
+
+`make_estimator(name, wrt=..., **options)` makes `estimator(apply_fn, params, inputs, key) -> JacobianEstimate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jacreg_train.jacobian.coupling import check_per_example
+from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate
+from jacreg_train.jacobian.exact import chunked, exact
+from jacreg_train.jacobian.layerwise import layerwise
+from jacreg_train.jacobian.options import check_choice, check_names
+from jacreg_train.jacobian.stochastic import stochastic
+
+ESTIMATORS: dict[str, Callable[..., Estimator]] = {
+    "exact": exact,
+    "chunked": chunked,
+    "layerwise": layerwise,
+    "stochastic": stochastic,
+}
+
+
+def make_estimator(name: str, *, wrt: str = "params", **options: Any) -> Estimator:
+    """An estimator of `sum J^2` from the table `ESTIMATORS`.
+
+    Args:
+        name: a key of `ESTIMATORS`.
+        wrt: "params" or "inputs".
+        **options: the factory's keyword arguments.
+
+    Raises:
+        ValueError: the name is not in the table, or an option has no meaning for it.
+    """
+    check_choice("estimator", name, tuple(ESTIMATORS))
+    check_names(f"the estimator {name!r}", ESTIMATORS[name], options)
+    return ESTIMATORS[name](wrt=wrt, **options)
+
+
+__all__ = ["ESTIMATORS", "Estimator", "JacobianEstimate", "check_per_example", "make_estimator"]

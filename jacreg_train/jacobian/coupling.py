@@ -1,0 +1,70 @@
+"""Whether a function of a batch treats its examples apart, read off its jaxpr.
+
+The function is traced, not run, for a number of examples that is a prime larger than any other size. A value that
+depends on the inputs then shows its example axis as a size divisible by that prime. Where the axis vanishes (a mean
+over the batch) or appears twice (`x @ x.T`), examples meet. Meeting without a change of shape (a cumulative sum along
+the batch, say) goes unseen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from jacreg_train.jacobian.jaxprs import inline_calls, needed_equations
+from jacreg_train.jacobian.trees import ApplyFn, PyTree
+
+PRIMES = (1009, 1013, 1019, 1021, 1031, 1033)
+CALLS = {
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+
+
+def check_per_example(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> None:
+    """Raises where `apply_fn` is *joint*, so that an example's Jacobian is not defined. Nothing is computed.
+
+    Args:
+        apply_fn, params, inputs: as for an estimator.
+
+    Raises:
+        ValueError: examples meet, in batch normalisation with batch statistics for instance.
+    """
+    sizes = {size for leaf in jax.tree.leaves((params, inputs)) for size in jax.numpy.shape(leaf)}
+    prime = next(p for p in PRIMES if all(size % p or not size for size in sizes))
+    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((prime, *leaf.shape[1:]), leaf.dtype), inputs)
+    try:
+        jaxpr = jax.make_jaxpr(lambda inputs: apply_fn(params, inputs))(batch)
+    except Exception:  # a function written for one batch size; its own trace shows any real fault
+        return
+    met = _where_examples_meet(inline_calls(jaxpr).jaxpr, prime)
+    if met is not None:
+        raise ValueError(
+            f"apply_fn is joint: its examples meet in the operation {met!r}, so the Jacobian of one example is not "
+            "defined; use running statistics (train=False) or a norm without batch statistics"
+        )
+
+
+def _where_examples_meet(jaxpr: core.Jaxpr, prime: int, reached: set[Any] | None = None) -> str | None:
+    depends = set(jaxpr.invars) if reached is None else reached
+    for index in needed_equations(jaxpr):
+        eqn = jaxpr.eqns[index]
+        touched = [not isinstance(atom, core.Literal) and atom in depends for atom in eqn.invars]
+        if not any(touched):
+            continue
+        for var in eqn.outvars:
+            if sum(size > 0 and size % prime == 0 for size in getattr(var.aval, "shape", (prime,))) != 1:
+                return eqn.primitive.name
+        depends.update(eqn.outvars)
+        if eqn.primitive.name in CALLS:
+            body = eqn.params[CALLS[eqn.primitive.name]]
+            body = body.jaxpr if isinstance(body, core.ClosedJaxpr) else body
+            inner = {var for var, touch in zip(body.invars, touched, strict=True) if touch}
+            met = _where_examples_meet(body, prime, inner)
+            if met is not None:
+                return met
+    return None

@@ -1,0 +1,79 @@
+"""Parameters and inputs as flat lists: which leaves are differentiated, and one example's function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+PyTree = Any
+ApplyFn = Callable[[PyTree, PyTree], Array]
+
+
+def is_float(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+
+
+def split_floats(tree: PyTree, what: str) -> tuple[list[Array], list[Any], Callable[[Any, Any], PyTree]]:
+    """The floating-point leaves of `tree`, the other leaves, and the function that joins two such lists again.
+
+    Raises:
+        TypeError: a leaf is complex; the squared norm of a complex Jacobian has several conventions.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    for leaf in leaves:
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+            raise TypeError(f"{what} has a complex leaf ({jnp.result_type(leaf)}); only real leaves are handled")
+    chosen = [is_float(leaf) for leaf in leaves]
+
+    def join(floats: Sequence[Any], rest: Sequence[Any]) -> PyTree:
+        floats, rest = iter(floats), iter(rest)
+        return treedef.unflatten([next(floats if c else rest) for c in chosen])
+
+    floats = [jnp.asarray(leaf) for c, leaf in zip(chosen, leaves, strict=True) if c]
+    return floats, [leaf for c, leaf in zip(chosen, leaves, strict=True) if not c], join
+
+
+def num_examples(inputs: PyTree) -> int:
+    """The length n of the leading axis that all leaves of `inputs` share.
+
+    Raises:
+        ValueError: there is no leaf, a leaf has no axis, or the lengths differ.
+    """
+    lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else None for leaf in jax.tree.leaves(inputs)}
+    if len(lengths) != 1 or None in lengths:
+        raise ValueError(
+            f"inputs must be arrays that share a leading example axis; their leading lengths are {lengths or 'none'}"
+        )
+    return lengths.pop()
+
+
+def one_example(apply_fn: ApplyFn) -> ApplyFn:
+    """The function of one example, `x` without the leading axis, made from a function of a batch."""
+
+    def apply_one(params: PyTree, x: PyTree) -> Array:
+        outputs = apply_fn(params, jax.tree.map(lambda leaf: jnp.expand_dims(leaf, 0), x))
+        if not isinstance(outputs, Array) or not jnp.issubdtype(outputs.dtype, jnp.floating):
+            kind = getattr(outputs, "dtype", type(outputs).__name__)
+            raise TypeError(f"apply_fn must return one real floating-point array, not {kind}")
+        if outputs.ndim == 0 or outputs.shape[0] != 1:
+            raise ValueError(
+                f"apply_fn must keep the example axis: for one example it returned the shape {outputs.shape}"
+            )
+        return outputs[0]
+
+    return apply_one
+
+
+def accumulation_dtype(dtype: Any) -> Any:
+    """float32 or wider: squares of a half-precision network are added in this type."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def squared_sum(values: Array, keep: int) -> Array:
+    """Sum of squares over all axes but the first `keep`, accumulated in float32 or wider."""
+    values = values.astype(accumulation_dtype(values.dtype))
+    return jnp.sum(jnp.square(values), axis=tuple(range(keep, values.ndim)))
