@@ -1,6 +1,7 @@
 """Timing, memory, metric writers and the record of a run. Knows nothing else of this project."""
 
 from jacreg_train.telemetry.memory import compiled_bytes, device_peak_bytes, resident_bytes
+from jacreg_train.telemetry.metric_names import METRICS, Metric
 from jacreg_train.telemetry.progress import ProgressWriter
 from jacreg_train.telemetry.run_record import (
     describe_device,
@@ -15,7 +16,9 @@ from jacreg_train.telemetry.wandb_writer import WandbWriter, read_wandb_history
 from jacreg_train.telemetry.writers import JsonLinesWriter, MetricWriter, WriterGroup, read_records
 
 __all__ = [
+    "METRICS",
     "JsonLinesWriter",
+    "Metric",
     "MetricWriter",
     "ProgressWriter",
     "StepClock",

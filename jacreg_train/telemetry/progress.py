@@ -39,8 +39,7 @@ class ProgressWriter:
     def __init__(self, num_steps: int, *, first_step: int = 0, console: Console | None = None):
         self._console = console or Console(file=sys.stdout, soft_wrap=True, highlight=False)
         self._num_steps = num_steps
-        self._first_step = first_step
-        self._start = time.monotonic()
+        self._timed_from: tuple[int, float] | None = None  # step and time of the first write: compilation is over
         self._bar: Progress | None = None
         if self._console.is_terminal:
             self._bar = Progress(
@@ -73,18 +72,19 @@ class ProgressWriter:
         self._console.file.flush()
 
     def _time_left(self, step: int) -> str:
-        if step <= self._first_step:
-            return "-:--"
-        elapsed = time.monotonic() - self._start
-        return format_duration(elapsed * max(0, self._num_steps - step) / (step - self._first_step))
+        now = time.monotonic()
+        if self._timed_from is None:
+            self._timed_from = step, now
+        first_step, start = self._timed_from
+        if step <= first_step:
+            return "0:00" if step >= self._num_steps else "-:--"
+        return format_duration((now - start) * max(0, self._num_steps - step) / (step - first_step))
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
     """The main metrics on one line, e.g. `loss 0.31  accuracy 0.953  step 12.3 ms`."""
     return "  ".join(
-        f"{label} {form.format(float(metrics[name]))}"
-        for name, (label, form) in SHOWN.items()
-        if name in metrics
+        f"{label} {form.format(float(metrics[name]))}" for name, (label, form) in SHOWN.items() if name in metrics
     )
 
 

@@ -128,8 +128,7 @@ def redact(value: Any) -> Any:
 def _redact(value: Any, secrets: list[str]) -> Any:
     if isinstance(value, Mapping):
         return {
-            name: REDACTED if _is_secret_name(name) and each else _redact(each, secrets)
-            for name, each in value.items()
+            name: REDACTED if _is_secret_name(name) and each else _redact(each, secrets) for name, each in value.items()
         }
     if isinstance(value, list | tuple):
         items = [_redact(each, secrets) for each in value]
@@ -152,9 +151,7 @@ def _redact_text(text: str, secrets: list[str]) -> str:
 
 
 def _is_secret_name(name: Any) -> bool:
-    return isinstance(name, str) and bool(
-        _SECRET_NAME.search(name.strip("-").replace("-", "_").replace(".", "_"))
-    )
+    return isinstance(name, str) and bool(_SECRET_NAME.search(name.strip("-").replace("-", "_").replace(".", "_")))
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -82,9 +82,7 @@ class StepClock:
         return metrics
 
 
-def compare_times(
-    thunks: Mapping[str, Callable[[], Any]], rounds: int, warmup: int = 1
-) -> dict[str, list[float]]:
+def compare_times(thunks: Mapping[str, Callable[[], Any]], rounds: int, warmup: int = 1) -> dict[str, list[float]]:
     """Time several functions in turns, so that a slow spell of the machine hits all of them.
 
     Args:

@@ -223,9 +223,7 @@ def read_wandb_history(folder: str | Path) -> list[dict[str, Any]]:
         RuntimeError: `wandb` can't read a file; its message is passed on.
     """
     by_step: dict[int, dict[str, Any]] = {}
-    for path in sorted(
-        Path(folder).glob("wandb/*run-*/*.wandb"), key=lambda path: path.parent.name.split("-", 1)[1]
-    ):
+    for path in sorted(Path(folder).glob("wandb/*run-*/*.wandb"), key=lambda path: path.parent.name.split("-", 1)[1]):
         done = subprocess.run(
             [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)],
             capture_output=True,

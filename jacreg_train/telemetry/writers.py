@@ -78,9 +78,7 @@ class JsonLinesWriter:
         try:
             written = self._file.write(line)
             if written != len(line):
-                raise OSError(
-                    f"{self.path}: only {written} of {len(line)} bytes were written; is the disk full?"
-                )
+                raise OSError(f"{self.path}: only {written} of {len(line)} bytes were written; is the disk full?")
         except OSError:
             with suppress(OSError):
                 self._file.truncate(end)  # no torn line in the middle of the file

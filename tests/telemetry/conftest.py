@@ -64,9 +64,7 @@ class FakeWandbServer:
     def history(self) -> list[dict]:
         """The records that arrived, decoded."""
         parts = [
-            r.get("files", {}).get("wandb-history.jsonl", {})
-            for path, r in self.requests
-            if "file_stream" in path
+            r.get("files", {}).get("wandb-history.jsonl", {}) for path, r in self.requests if "file_stream" in path
         ]
         return [json.loads(line) for part in parts for line in part.get("content", [])]
 

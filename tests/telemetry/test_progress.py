@@ -16,8 +16,9 @@ def show(console, writes, **arguments):
 
 def test_plain_lines_where_there_is_no_terminal():
     console = Console(file=io.StringIO(), force_terminal=False, soft_wrap=True)
-    output = show(console, [(50, {"train/loss": 0.3127, "time/step_ms": 12.34, "train/epoch": 1.0})])
-    assert output == "step 50/100  loss 0.3127  step 12.3 ms  left 0:00\n"
+    metrics = {"train/loss": 0.3127, "time/step_ms": 12.34, "train/epoch": 1.0}
+    output = show(console, [(50, metrics), (100, {})])
+    assert output == "step 50/100  loss 0.3127  step 12.3 ms  left -:--\nstep 100/100    left 0:00\n"
     assert "\x1b" not in output
 
 
@@ -30,9 +31,12 @@ def test_a_bar_with_the_time_left_on_a_terminal():
     assert "test accuracy 0.9750" in output
 
 
-def test_time_left_counts_from_the_restored_step():
+def test_time_left_counts_from_the_first_write(monkeypatch):
+    """What comes before it (compilation, a restored checkpoint) says nothing about the time of a step."""
+    clock = iter([1000.0, 1002.0])
+    monkeypatch.setattr("jacreg_train.telemetry.progress.time.monotonic", lambda: next(clock))
     console = Console(file=io.StringIO(), force_terminal=False)
-    assert "left -:--" in show(console, [(60, {})], first_step=60)
+    assert "step 70/100    left 0:06\n" in show(console, [(60, {}), (70, {})], first_step=50)
 
 
 def test_durations():

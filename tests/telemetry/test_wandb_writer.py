@@ -147,9 +147,7 @@ def test_online_with_a_server(tmp_path, wandb_server):
     _, _, warnings = run(code, tmp_path, **logged_in(wandb_server.address))
     assert warnings == []
     assert [record["step"] for record in wandb_server.history()] == [0, 1, 2, 3, 4]
-    upsert = next(
-        r["variables"] for _, r in wandb_server.requests if r.get("operationName") == "UpsertBucket"
-    )
+    upsert = next(r["variables"] for _, r in wandb_server.requests if r.get("operationName") == "UpsertBucket")
     assert (upsert["name"], upsert["groupName"], upsert["displayName"]) == ("run1", "g", "n")
 
 
@@ -184,9 +182,7 @@ def test_a_server_that_stops_answering(tmp_path, wandb_server):
 def test_a_full_disk(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True
-    )
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode:
         pytest.skip("making a small disk needs the right to mount one")
     try:

@@ -56,9 +56,7 @@ def test_lines_of_one_step_are_merged(tmp_path):
     assert (record["train/loss"], record["test/accuracy"]) == (1.0, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("restored_step", "expected"), [(50, list(range(10, 101, 10))), (None, [60, 70, 80, 90, 100])]
-)
+@pytest.mark.parametrize(("restored_step", "expected"), [(50, list(range(10, 101, 10))), (None, [60, 70, 80, 90, 100])])
 def test_each_step_once_after_a_resume(tmp_path, restored_step, expected):
     path = tmp_path / "metrics.jsonl"
     write_steps(path, range(10, 81, 10))
