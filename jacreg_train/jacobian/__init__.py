@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jacreg_train.jacobian.coupling import check_per_example
+from jacreg_train.jacobian.coupling import check_per_example, for_separate_examples
 from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate
 from jacreg_train.jacobian.exact import chunked, exact
 from jacreg_train.jacobian.layerwise import layerwise
@@ -32,11 +32,13 @@ def make_estimator(name: str, *, wrt: str = "params", **options: Any) -> Estimat
         **options: the factory's keyword arguments.
 
     Raises:
-        ValueError: the name is not in the table, or an option has no meaning for it.
+        ValueError: the name is not in the table, or an option has no meaning for it; when called, the examples of
+            `apply_fn` meet although the estimator is not `joint`.
     """
     check_choice("estimator", name, tuple(ESTIMATORS))
     check_names(f"the estimator {name!r}", ESTIMATORS[name], options)
-    return ESTIMATORS[name](wrt=wrt, **options)
+    estimator = ESTIMATORS[name](wrt=wrt, **options)
+    return estimator if options.get("joint") else for_separate_examples(estimator)
 
 
 __all__ = ["ESTIMATORS", "Estimator", "JacobianEstimate", "check_per_example", "make_estimator"]

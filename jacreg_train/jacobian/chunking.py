@@ -1,9 +1,9 @@
 """Sums over chunks of rows whose gradient, too, stays within one chunk's memory.
 
 Reverse-mode differentiation of a plain loop stores every chunk's intermediates. Here the loop has its own
-derivative. Where only the total is used, the gradient is accumulated in the sweep that computes the value, so a
+derivative. Where only a scalar total is used, the gradient is accumulated in the sweep that computes the value, so a
 chunked gradient does the work of the unchunked one. Where other results are used too (the outputs in a task loss,
-say), the backward sweep computes each chunk again with all cotangents at hand.
+say), or the total is an array, the backward sweep computes each chunk again with all cotangents at hand.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from jacreg_train.jacobian.trees import PyTree, accumulation_dtype, num_examples
 Block = Callable[[PyTree, PyTree, Array], tuple[Array, PyTree]]
 
 
-def sum_over_chunks(block: Block, shared: PyTree, rows: PyTree, chunk: int | None) -> tuple[Float[Array, ""], PyTree]:
+def sum_over_chunks(block: Block, shared: PyTree, rows: PyTree, chunk: int | None) -> tuple[Float[Array, ...], PyTree]:
     """Applies `block` to chunks of `rows` and adds up its first result.
 
     Args:
         block: `block(shared, rows, counted) -> (part, results)`. `counted` is a mask over the rows: padding, where it
-            is False, must not enter the scalar `part`. Every leaf of `results` has the leading axis of `rows`, and a
-            row of it depends on the same row of the arguments only.
+            is False, must not enter `part`, a scalar or an array. Every leaf of `results` has the leading axis of
+            `rows`, and a row of it depends on the same row of the arguments only.
         shared: what every chunk sees; differentiable.
         rows: pytree with a common leading axis `n`; differentiable.
         chunk: the most rows at a time; None for all at once.
@@ -48,8 +48,8 @@ def sum_over_chunks(block: Block, shared: PyTree, rows: PyTree, chunk: int | Non
 
     counted = index < n
     block, closed_over = hoist(block, shared, _first(chunks), counted[0])
-    shared_floats, shared_rest, join_shared = split_floats((shared, closed_over), "shared")
-    row_floats, row_rest, join_rows = split_floats(chunks, "rows")
+    shared_floats, shared_rest, join_shared = split_floats((shared, closed_over))
+    row_floats, row_rest, join_rows = split_floats(chunks)
 
     def evaluate(shared_floats, row_floats, shared_rest, row_rest):
         shared, closed_over = join_shared(shared_floats, shared_rest)
@@ -84,6 +84,8 @@ def _differentiable_loop(evaluate: Callable[..., tuple[Array, PyTree]]) -> Calla
         wants_rows = any(primal.perturbed for primal in primals[1])
         args = jax.tree.map(lambda primal: primal.value, primals, is_leaf=lambda x: hasattr(x, "perturbed"))
         shared, rows, shared_rest, rows_rest = args
+        if zero_total(*args).ndim:  # its gradient has to wait for the cotangent
+            return loop(*args), (args, None, None)
 
         def step(carry, chunk):
             total, gradient = carry
@@ -100,7 +102,8 @@ def _differentiable_loop(evaluate: Callable[..., tuple[Array, PyTree]]) -> Calla
     def backward(residuals, cotangents):
         (shared, rows, shared_rest, rows_rest), gradient, rows_gradient = residuals
         total_bar, results_bar = jax.tree.map(_materialize, cotangents[0], is_leaf=_is_zero), cotangents[1]
-        if all(map(_is_zero, jax.tree.leaves(results_bar, is_leaf=_is_zero))):
+        only_total = all(map(_is_zero, jax.tree.leaves(results_bar, is_leaf=_is_zero)))
+        if gradient is not None and only_total:
             gradient, rows_gradient = jax.tree.map(lambda leaf: leaf * total_bar, (gradient, rows_gradient))
         else:
 

@@ -108,7 +108,7 @@ def convolution_cotangent(eqn, position, operands, cotangents):
         inputs.shape[-1],
         cotangents.shape[-1],
     )
-    by_position = _groups_first(cotangents).reshape(count, n * groups, -1, outputs)
+    by_position = _groups_first(cotangents).reshape(count, n * groups, math.prod(cotangents.shape[2:-2]), outputs)
     padded = geometry.padded(inputs)
     slices = [
         norms.outer_products(_by_position(geometry.shifted(padded, offset)), by_position) for offset in geometry.offsets
@@ -131,7 +131,7 @@ def _groups_first(value: Float[Array, "... b *space g o"]) -> Float[Array, "... 
 def _by_position(value: Float[Array, "n b *space g c"]) -> Float[Array, "m T c"]:
     value = jnp.moveaxis(value, -2, 1)
     n, groups, *_, features = value.shape
-    return value.reshape(n * groups, -1, features)
+    return value.reshape(n * groups, math.prod(value.shape[2:-1]), features)
 
 
 def _is_pixelwise(geometry: Geometry) -> bool:
@@ -150,7 +150,7 @@ def _gram_of_pixels(geometry: Geometry, inputs: Float[Array, "n 1 *space g c"]) 
     """The patches' Gram matrix from the pixels': both positions shift together, one axis of space at a time."""
     space = inputs.shape[2:-2]
     matrix = norms.gram(_by_position(inputs))
-    matrix = matrix.reshape(-1, *space, *space)
+    matrix = matrix.reshape(len(matrix), *space, *space)
     rank, params = len(space), geometry.params
     for axis in range(rank):
         low, high = params["padding"][axis]
@@ -163,4 +163,4 @@ def _gram_of_pixels(geometry: Geometry, inputs: Float[Array, "n 1 *space g c"]) 
         )
         matrix = sum(shift(k) for k in range(geometry.kernel[axis]))
     positions = math.prod(geometry.space)
-    return matrix.reshape(-1, positions, positions)
+    return matrix.reshape(len(matrix), positions, positions)

@@ -8,11 +8,14 @@ the batch, say) goes unseen.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
+from jacreg_train.jacobian.estimate import Estimator
 from jacreg_train.jacobian.jaxprs import inline_calls, needed_equations
 from jacreg_train.jacobian.trees import ApplyFn, PyTree
 
@@ -34,7 +37,7 @@ def check_per_example(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> None
     Raises:
         ValueError: examples meet, in batch normalisation with batch statistics for instance.
     """
-    sizes = {size for leaf in jax.tree.leaves((params, inputs)) for size in jax.numpy.shape(leaf)}
+    sizes = {size for leaf in jax.tree.leaves((params, inputs)) for size in jnp.shape(leaf)}
     prime = next(p for p in PRIMES if all(size % p or not size for size in sizes))
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((prime, *leaf.shape[1:]), leaf.dtype), inputs)
     try:
@@ -45,8 +48,20 @@ def check_per_example(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> None
     if met is not None:
         raise ValueError(
             f"apply_fn is joint: its examples meet in the operation {met!r}, so the Jacobian of one example is not "
-            "defined; use running statistics (train=False) or a norm without batch statistics"
+            "defined; use running statistics (train=False), a norm without batch statistics, or an estimator with "
+            "joint=True (exact, chunked)"
         )
+
+
+def for_separate_examples(estimator: Estimator) -> Estimator:
+    """The estimator, refusing functions whose examples meet."""
+
+    @functools.wraps(estimator)
+    def checked(apply_fn, params, inputs, key=None, *, first_example=0):
+        check_per_example(apply_fn, params, inputs)
+        return estimator(apply_fn, params, inputs, key, first_example=first_example)
+
+    return checked
 
 
 def _where_examples_meet(jaxpr: core.Jaxpr, prime: int, reached: set[Any] | None = None) -> str | None:

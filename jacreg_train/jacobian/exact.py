@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -9,43 +10,48 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from jacreg_train.jacobian.chunking import sum_over_chunks
 from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate
 from jacreg_train.jacobian.jaxprs import depends_on_arguments
 from jacreg_train.jacobian.layerwise import inputs_pullback
 from jacreg_train.jacobian.options import WRT, check_choice, check_positive
-from jacreg_train.jacobian.rows import SquaredNorms, row_estimator
+from jacreg_train.jacobian.rows import SquaredNorms, one_hot_cotangents, row_estimator
 from jacreg_train.jacobian.trees import (
     ApplyFn,
     PyTree,
     accumulation_dtype,
+    differentiated_leaves,
     one_example,
-    split_floats,
     squared_sum,
 )
 
 
-def exact(*, wrt: str = "params") -> Estimator:
+def exact(*, wrt: str = "params", joint: bool = False) -> Estimator:
     """All of `J [n, K, p]` at once, squared and summed: for tests and tiny problems.
 
+    Args:
+        wrt: "params" or "inputs".
+        joint: the examples of a batch meet, in batch statistics say, and every output is differentiated with respect
+            to the parameters, or the inputs of all examples, of the whole batch.
+
     Raises:
-        ValueError: `wrt` is not known.
+        ValueError: an option is out of its choices.
     """
     check_choice("wrt", wrt, WRT)
+    check_choice("joint", joint, (True, False))
 
     def estimate(apply_fn, params, inputs, key=None, *, first_example=0):
-        apply_one = one_example(apply_fn)
-        if wrt == "params":
-            leaves, rest, join = split_floats(params, "params")
-            of_one = lambda leaves, x: apply_one(join(leaves, rest), x)
-            jacobian = jax.vmap(jax.jacrev(of_one), (None, 0))(leaves, inputs)
-        else:
-            leaves, rest, join = split_floats(inputs, "inputs")
-            of_one = lambda leaves, rest: apply_one(params, join(leaves, rest))
-            jacobian = jax.vmap(jax.jacrev(of_one))(leaves, rest)
-        outputs = jax.vmap(apply_one, (None, 0))(params, inputs)
+        leaves, rest, join = differentiated_leaves(params if wrt == "params" else inputs, wrt)
+        of_params = lambda apply: lambda leaves, rest, x: apply(join(leaves, rest), x)
+        of_inputs = lambda apply: lambda leaves, rest, x: apply(params, join(leaves, rest))
+        function = (of_params if wrt == "params" else of_inputs)(apply_fn if joint else one_example(apply_fn))
+        axes = (None, None, 0) if wrt == "params" else (0, 0, 0)
+        each = (lambda fun: fun) if joint else (lambda fun: jax.vmap(fun, axes))
+        outputs = each(function)(leaves, rest, inputs)
+        jacobian = each(jax.jacrev(function))(leaves, rest, inputs) if leaves else []
         zero = jnp.zeros(outputs.shape, accumulation_dtype(outputs.dtype))
         per_output = sum((squared_sum(leaf, outputs.ndim) for leaf in jacobian), start=zero)
-        per_output = per_output.reshape(len(outputs), zero[:1].size)
+        per_output = per_output.reshape(len(outputs), math.prod(outputs.shape[1:]))
         per_example = jnp.sum(per_output, axis=1)
         total = jnp.sum(per_example)
         return JacobianEstimate(total, per_example, per_output, outputs, jnp.zeros((), total.dtype))
@@ -53,25 +59,65 @@ def exact(*, wrt: str = "params") -> Estimator:
     return estimate
 
 
-def chunked(*, wrt: str = "params", example_chunk: int | None = None, output_chunk: int | None = None) -> Estimator:
+def chunked(
+    *,
+    wrt: str = "params",
+    example_chunk: int | None = None,
+    output_chunk: int | None = None,
+    joint: bool = False,
+) -> Estimator:
     """The dense Jacobian in chunks: `output_chunk` rows of `example_chunk` examples at a time.
 
     The gradient stays within the chunk's memory as well. Any function will do.
+
+    Args:
+        wrt: "params" or "inputs".
+        example_chunk: the most examples at a time; None for all.
+        output_chunk: the most outputs at a time; None for all.
+        joint: as for `exact`. Then rows of all examples count as outputs, and `example_chunk` has no meaning.
 
     Raises:
         ValueError: an option is out of its choices.
     """
     check_choice("wrt", wrt, WRT)
+    check_choice("joint", joint, (True, False))
     check_positive(example_chunk=example_chunk, output_chunk=output_chunk)
+    if joint:
+        if example_chunk is not None:
+            raise ValueError(f"example_chunk={example_chunk} has no meaning with joint=True; choices: None")
+        return _joint_estimator(wrt, output_chunk)
     pullback = dense_params_pullback if wrt == "params" else inputs_pullback
     return row_estimator(pullback, example_chunk, output_chunk)
+
+
+def _joint_estimator(wrt: str, output_chunk: int | None) -> Estimator:
+    """The batch as one function of `n K` outputs."""
+
+    def estimate(apply_fn, params, inputs, key=None, *, first_example=0):
+        leaves, rest, join = differentiated_leaves(params if wrt == "params" else inputs, wrt)
+        joined = lambda leaves: (join(leaves, rest), inputs) if wrt == "params" else (params, join(leaves, rest))
+        outputs, pull = jax.vjp(lambda leaves: apply_fn(*joined(leaves)), leaves)
+
+        def of_outputs(_, ids, counted):
+            cotangents = one_hot_cotangents(ids, outputs[None])[:, 0]
+            (bars,) = jax.vmap(pull)(cotangents)
+            zero = jnp.zeros(len(ids), accumulation_dtype(outputs.dtype))
+            squares = sum((squared_sum(bar, 1) for bar in bars), start=zero)
+            return jnp.sum(jnp.where(counted, squares, 0)), squares
+
+        total, squares = sum_over_chunks(of_outputs, (), jnp.arange(outputs.size), output_chunk)
+        per_output = squares.reshape(len(outputs), math.prod(outputs.shape[1:]))
+        per_example = jnp.sum(per_output, axis=1)
+        return JacobianEstimate(total, per_example, per_output, outputs, jnp.zeros((), total.dtype))
+
+    return estimate
 
 
 def dense_params_pullback(
     apply_fn: ApplyFn, params: PyTree, inputs: PyTree
 ) -> tuple[Float[Array, "n ..."], SquaredNorms]:
     """Each example's parameter gradients, formed and squared."""
-    leaves, rest, join = split_floats(params, "params")
+    leaves, rest, join = differentiated_leaves(params, "params")
     apply_one = one_example(apply_fn)
 
     structure = []  # of the pullback, filled in while it is traced

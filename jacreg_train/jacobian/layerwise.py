@@ -26,9 +26,9 @@ from jacreg_train.jacobian.trees import (
     ApplyFn,
     PyTree,
     accumulation_dtype,
+    differentiated_leaves,
     num_examples,
     one_example,
-    split_floats,
     squared_sum,
 )
 
@@ -46,7 +46,7 @@ def layerwise(*, wrt: str = "params", example_chunk: int | None = None, output_c
 
 def params_pullback(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> tuple[Float[Array, "n ..."], SquaredNorms]:
     """The outputs, and the function from output cotangents `v` to `|J_i^T v_ki|^2`, for parameter Jacobians `J_i`."""
-    leaves, rest, join = split_floats(params, "params")
+    leaves, rest, join = differentiated_leaves(params, "params")
     apply_one = one_example(apply_fn)
     example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
     jaxpr = jax.make_jaxpr(lambda leaves, x: apply_one(join(leaves, rest), x))(leaves, example)
@@ -172,7 +172,7 @@ def _pulled_norms(structure, leaves, shared, activations, at_contacts) -> list[F
 
 def inputs_pullback(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> tuple[Float[Array, "n ..."], SquaredNorms]:
     """The same for input Jacobians: examples do not meet, so one pullback serves them all."""
-    floats, rest, join = split_floats(inputs, "inputs")
+    floats, rest, join = differentiated_leaves(inputs, "inputs")
     forward = jax.vmap(lambda floats, rest: one_example(apply_fn)(params, join(floats, rest)))
     outputs, pull = jax.vjp(lambda floats: forward(floats, rest), floats)
 

@@ -48,4 +48,4 @@ def one_hot_cotangents(ids: Array, outputs: Float[Array, "n ..."]) -> Float[Arra
     """For each output index in `ids` the cotangent that picks it, for every example."""
     size = math.prod(outputs.shape[1:])
     rows = (ids[:, None] == jnp.arange(size)).astype(outputs.dtype)
-    return jnp.broadcast_to(rows.reshape(-1, 1, *outputs.shape[1:]), (len(ids), *outputs.shape))
+    return jnp.broadcast_to(rows.reshape(len(ids), 1, *outputs.shape[1:]), (len(ids), *outputs.shape))

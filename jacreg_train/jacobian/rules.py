@@ -80,11 +80,12 @@ def _dense(eqn, position, operands, cotangents):
     size = lambda axes: math.prod(shape[axis] for axis in axes)
     activations = jnp.transpose(other.value, [0, *(1 + axis for axis in (*batch, *free, *contract))])
     blocks, (count, n) = size(batch), cotangents.shape[:2]
+    outputs = math.prod(cotangents.shape[2:]) // max(blocks * size(free), 1)
     activations = activations.reshape(n * blocks, size(free), size(contract))
     if position == 0:  # the output has the weight's free axes before the activations'
-        cotangents = cotangents.reshape(count, n * blocks, -1, size(free)).swapaxes(2, 3)
+        cotangents = cotangents.reshape(count, n * blocks, outputs, size(free)).swapaxes(2, 3)
     else:
-        cotangents = cotangents.reshape(count, n * blocks, size(free), -1)
+        cotangents = cotangents.reshape(count, n * blocks, size(free), outputs)
     squares = norms.outer_product_norms(activations, cotangents)
     return jnp.sum(squares.reshape(count, n, blocks), axis=2)
 
@@ -110,13 +111,13 @@ def _embedding(eqn, position, operands, cotangents):
     if not whole_rows:
         return None
     count, n = cotangents.shape[:2]
-    rows = indices.value.reshape(n, -1)
+    rows = indices.value.reshape(n, math.prod(indices.value.shape[1:]))
     if rows.shape[1] ** 2 > table.size:  # the table's gradient is smaller than the positions' Gram matrix
         return None
     out = range(len(eqn.outvars[0].aval.shape))
     positions = [axis for axis in out if axis not in numbers.offset_dims]
     order = [0, 1, *(2 + axis for axis in (*positions, *numbers.offset_dims))]
-    cotangents = jnp.transpose(cotangents, order).reshape(count, n, rows.shape[1], -1)
+    cotangents = jnp.transpose(cotangents, order).reshape(count, n, rows.shape[1], math.prod(table.shape[1:]))
     if eqn.params["mode"] == lax.GatherScatterMode.CLIP:
         rows = jnp.clip(rows, 0, table.shape[0] - 1)
     inside = (rows >= 0) & (rows < table.shape[0])

@@ -19,7 +19,7 @@ from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate
 from jacreg_train.jacobian.layerwise import PULLBACKS
 from jacreg_train.jacobian.options import WRT, check_choice, check_positive
 from jacreg_train.jacobian.probes import DISTRIBUTIONS, draw_orthogonal_probes, draw_probes
-from jacreg_train.jacobian.trees import accumulation_dtype, num_examples, one_example, split_floats
+from jacreg_train.jacobian.trees import accumulation_dtype, differentiated_leaves, num_examples, one_example
 
 PROBES = ("cotangent", "tangent")
 
@@ -118,7 +118,7 @@ def _tangent_estimator(wrt, num_probes, distribution, example_chunk, output_chun
         def of_examples(params, rows, counted):
             inputs, keys = rows
             differentiated = params if wrt == "params" else inputs
-            leaves, rest, join = split_floats(differentiated, wrt)
+            leaves, rest, join = differentiated_leaves(differentiated, wrt)
             if wrt == "params":
                 function = lambda leaves: jax.vmap(apply_one, (None, 0))(join(leaves, rest), inputs)
                 tangent = lambda index: _draw_like(distribution, jax.random.fold_in(key, index), leaves)
@@ -132,7 +132,7 @@ def _tangent_estimator(wrt, num_probes, distribution, example_chunk, output_chun
             def of_probes(_, indices, counted_probes):
                 moved = jax.vmap(lambda index: push(tangent(index)))(indices)
                 moved = moved.astype(accumulation_dtype(moved.dtype))
-                squares = jnp.square(moved.reshape(*moved.shape[:2], -1)) / num_probes
+                squares = jnp.square(moved.reshape(*moved.shape[:2], math.prod(moved.shape[2:]))) / num_probes
                 mask = counted_probes[:, None, None] & counted[:, None]
                 return jnp.sum(jnp.where(mask, squares, 0)), squares
 
@@ -162,6 +162,8 @@ def _example_keys(key: Any, n: int, first_example: Any) -> Any:
 
 def _draw_like(distribution: str, key: Any, leaves: list[Array]) -> list[Array]:
     """One probe for all leaves together, in their shapes and types."""
+    if not leaves:
+        return []
     sizes = [leaf.size for leaf in leaves]
     probe = DISTRIBUTIONS[distribution](key, sum(sizes), jnp.result_type(*leaves))
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]

@@ -14,6 +14,7 @@ import dataclasses
 from collections import defaultdict
 from typing import Any
 
+import jax.numpy as jnp
 from jax.extend import core
 
 from jacreg_train.jacobian.jaxprs import inline_calls, is_inexact, needed_equations
@@ -144,7 +145,7 @@ def _free_weights(
 
     def rearranged_leaves(var: Any) -> set[core.Var] | None:
         """The leaves whose entries `var` consists of, or None where it is anything else."""
-        if uses[var] != 1 or not is_inexact(var):
+        if uses[var] != 1 or not jnp.issubdtype(var.aval.dtype, jnp.floating):
             return None
         if var not in producer:
             return {var}
@@ -159,7 +160,7 @@ def _free_weights(
             if part is None:
                 return None
             found |= part
-        return found
+        return found or None
 
     leaf_set = set(leaves)
     free = {weight: rearranged_leaves(weight) for weight in weights}
@@ -178,5 +179,5 @@ def _leaves_reaching(jaxpr: core.Jaxpr, leaves: set[core.Var], shared_eqns: list
     for index in shared_eqns:
         eqn = jaxpr.eqns[index]
         found = set().union(*(reaching.get(atom, set()) for atom in eqn.invars if not isinstance(atom, core.Literal)))
-        reaching.update(dict.fromkeys(eqn.outvars, found))
+        reaching.update({var: found if is_inexact(var) else set() for var in eqn.outvars})
     return reaching

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 PyTree = Any
@@ -17,24 +18,29 @@ def is_float(leaf: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
 
 
-def split_floats(tree: PyTree, what: str) -> tuple[list[Array], list[Any], Callable[[Any, Any], PyTree]]:
-    """The floating-point leaves of `tree`, the other leaves, and the function that joins two such lists again.
+def split_floats(tree: PyTree) -> tuple[list[Array], list[Any], Callable[[Any, Any], PyTree]]:
+    """The floating-point leaves of `tree`, the other leaves, and the function that joins two such lists again."""
+    leaves, treedef = jax.tree.flatten(tree)
+    chosen = [is_float(leaf) for leaf in leaves]
+
+    def join(floats: Sequence[Any], rest: Sequence[Any]) -> PyTree:
+        from_floats, from_rest = iter(floats), iter(rest)
+        return treedef.unflatten([next(from_floats if c else from_rest) for c in chosen])
+
+    floats = [jnp.asarray(leaf) for c, leaf in zip(chosen, leaves, strict=True) if c]
+    return floats, [leaf for c, leaf in zip(chosen, leaves, strict=True) if not c], join
+
+
+def differentiated_leaves(tree: PyTree, what: str) -> tuple[list[Array], list[Any], Callable[[Any, Any], PyTree]]:
+    """`split_floats` of what the Jacobian is taken with respect to.
 
     Raises:
         TypeError: a leaf is complex; the squared norm of a complex Jacobian has several conventions.
     """
-    leaves, treedef = jax.tree.flatten(tree)
-    for leaf in leaves:
+    for leaf in jax.tree.leaves(tree):
         if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
             raise TypeError(f"{what} has a complex leaf ({jnp.result_type(leaf)}); only real leaves are handled")
-    chosen = [is_float(leaf) for leaf in leaves]
-
-    def join(floats: Sequence[Any], rest: Sequence[Any]) -> PyTree:
-        floats, rest = iter(floats), iter(rest)
-        return treedef.unflatten([next(floats if c else rest) for c in chosen])
-
-    floats = [jnp.asarray(leaf) for c, leaf in zip(chosen, leaves, strict=True) if c]
-    return floats, [leaf for c, leaf in zip(chosen, leaves, strict=True) if not c], join
+    return split_floats(tree)
 
 
 def num_examples(inputs: PyTree) -> int:
@@ -43,11 +49,10 @@ def num_examples(inputs: PyTree) -> int:
     Raises:
         ValueError: there is no leaf, a leaf has no axis, or the lengths differ.
     """
-    lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else None for leaf in jax.tree.leaves(inputs)}
-    if len(lengths) != 1 or None in lengths:
-        raise ValueError(
-            f"inputs must be arrays that share a leading example axis; their leading lengths are {lengths or 'none'}"
-        )
+    lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else -1 for leaf in jax.tree.leaves(inputs)}
+    if len(lengths) != 1 or -1 in lengths:
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(inputs)]
+        raise ValueError(f"inputs must be arrays that share a leading example axis; their shapes are {shapes}")
     return lengths.pop()
 
 
@@ -56,6 +61,7 @@ def one_example(apply_fn: ApplyFn) -> ApplyFn:
 
     def apply_one(params: PyTree, x: PyTree) -> Array:
         outputs = apply_fn(params, jax.tree.map(lambda leaf: jnp.expand_dims(leaf, 0), x))
+        outputs = jnp.asarray(outputs) if isinstance(outputs, np.ndarray) else outputs
         if not isinstance(outputs, Array) or not jnp.issubdtype(outputs.dtype, jnp.floating):
             kind = getattr(outputs, "dtype", type(outputs).__name__)
             raise TypeError(f"apply_fn must return one real floating-point array, not {kind}")
