@@ -9,8 +9,9 @@ from statistics import median
 from typing import Any
 
 from jacreg_train.telemetry import read_config, read_records, read_run_record
+from jacreg_train.telemetry.writers import METRICS_FILE
 
-METRICS_FILE, SWEEP_FILE = "metrics.jsonl", "sweep.json"
+SWEEP_FILE = "sweep.json"
 MAX_POINTS = 1000
 
 

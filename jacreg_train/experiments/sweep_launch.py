@@ -3,6 +3,7 @@
 import fcntl
 import json
 import math
+import os
 import shlex
 import signal
 import subprocess
@@ -22,9 +23,9 @@ from rich.text import Text
 from jacreg_train.experiments.sweep_file import Sweep, SweepError
 from jacreg_train.experiments.sweep_study import GRACE_S, KILLS, REASON, SLOT, SweepStudy
 from jacreg_train.experiments.sweep_worker import PROGRAM, run_flags, trial_folder
-from jacreg_train.telemetry import read_records, redact
+from jacreg_train.telemetry import redact
 from jacreg_train.telemetry.progress import format_duration
-from jacreg_train.telemetry.writers import replace_file
+from jacreg_train.telemetry.writers import METRICS_FILE, replace_file
 
 SUMMARY_FILE = "sweep.json"
 STATES = {
@@ -126,7 +127,7 @@ def _describe(study: SweepStudy, trial: FrozenTrial, folder: Path, base_flags: S
     flags = run_flags(study.sweep, list(base_flags), slot, trial.params)
     return {
         "trial": slot,
-        "state": STATES[trial.state],
+        "state": STATES[trial.state if trial.params else TrialState.WAITING],  # just taken: not sampled yet
         "parameters": dict(trial.params),
         "value": trial.value if trial.state == TrialState.COMPLETE else None,
         "last_value": _finite(values[max(values)]) if values else None,
@@ -322,8 +323,13 @@ def _finite(value: float) -> float | None:
 
 
 def _last_step(workdir: Path) -> str:
-    records = read_records(workdir)
-    return str(records[-1]["step"]) if records else ""
+    try:
+        with open(workdir / METRICS_FILE, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 10_000))
+            lines = file.read().split(b"\n")
+        return str(json.loads(lines[-2])["step"])
+    except (OSError, ValueError, IndexError):  # nothing recorded yet
+        return ""
 
 
 def _cell(value: Any) -> str:

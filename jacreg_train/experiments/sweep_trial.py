@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jacreg_train.telemetry import read_records
+from jacreg_train.telemetry.writers import METRICS_FILE
 
 OUTPUT_FILE = "output.log"
 # Where a run resumes that a worker or a person interrupted: not failures.
@@ -70,12 +71,13 @@ def run_trial(
             start_new_session=True,  # Ctrl-C reaches the worker, which stops the run once
             preexec_fn=_die_with_parent,
         )
+    tail = _Tail(workdir / METRICS_FILE, metric)
     seen = 0
     pruned = asked = False
     try:
         while True:
             ended = process.poll() is not None  # before reading, so that the last records are read
-            values = _values(workdir, metric)
+            values = tail.values()
             for index in range(seen, len(values)):
                 pruned |= on_value(index + 1, values[index])
             seen = max(seen, len(values))
@@ -104,8 +106,29 @@ def run_trial(
     return Outcome("failed", tuple(values), _last_line(workdir / OUTPUT_FILE, start, process.returncode))
 
 
-def _values(workdir: Path, metric: str) -> list[float]:
-    return [record[metric] for record in read_records(workdir) if metric in record]
+class _Tail:
+    """The values of one metric in a growing JSON-lines file; reads only what is new."""
+
+    def __init__(self, path: Path, metric: str):
+        self._path, self._metric = path, metric
+        self._forget()
+
+    def _forget(self, inode: int | None = None) -> None:
+        self._inode, self._position, self._values = inode, 0, []  # type: ignore[var-annotated]
+
+    def values(self) -> list[float]:
+        try:
+            with open(self._path, "rb") as file:
+                if (inode := os.fstat(file.fileno()).st_ino) != self._inode:  # a resumed run replaces the file
+                    self._forget(inode)
+                file.seek(self._position)
+                whole, newline, _ = file.read().rpartition(b"\n")  # the last line may be half written
+        except FileNotFoundError:
+            return []
+        self._position += len(whole) + len(newline)
+        records = [json.loads(line) for line in whole.splitlines()]
+        self._values += [float(record[self._metric]) for record in records if self._metric in record]
+        return self._values
 
 
 def _sleep(process: subprocess.Popen, seconds: float) -> None:

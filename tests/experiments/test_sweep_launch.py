@@ -121,7 +121,7 @@ def test_kill_a_worker_then_the_launcher(tmp_path):
     os.kill(worker, signal.SIGKILL)
     wait_until(lambda: not os.path.exists(f"/proc/{running}") or "Z" in Path(f"/proc/{running}/stat").read_text())
     wait_until(lambda: sum(count == 40 for count in recorded(tmp_path)) >= 2)
-
+    wait_until(lambda: any(5 < count < 35 for count in recorded(tmp_path)))
     workers = children(launcher.pid)
     assert len(workers) == 2  # another one took over
     launcher.kill()
