@@ -49,7 +49,7 @@ class Parameter:
         path: dotted, without `config.`.
         distribution: a key of `DISTRIBUTIONS`; never "constant".
         choices: label -> value, for categorical. A label is the value where that is a number, a string, a
-            boolean or None, and its JSON text otherwise.
+            boolean or None; of a mapping its values, of a list its JSON text.
         low, high: bounds of the others, both included, never logarithms.
         step: spacing of q_uniform.
     """
@@ -296,12 +296,19 @@ def _choices(field: str, values: Any) -> dict[Any, Any]:
         raise SweepError(f"{field}.values = {values!r}: must be a list of at least one value")
     choices: dict[Any, Any] = {}
     for value in values:
-        simple = value is None or isinstance(value, bool | int | float | str)
-        label = value if simple else json.dumps(value, default=str)
+        label = _label(value)
         if label in choices:
             raise SweepError(f"{field}.values: {value!r} is given twice (or equals another)")
         choices[label] = value
     return choices
+
+
+def _label(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return ", ".join(str(leaf) for leaf in _merged_paths("", value).values())
+    return json.dumps(value, default=str)
 
 
 def _hyperband(entry: Any) -> Hyperband | None:
