@@ -1,10 +1,8 @@
-"""A report's charts, as Plotly figures.
+"""Charts of runs and sweeps, as Plotly figures.
 
 Every trace that belongs to a run says so in `meta.run`, so that the page can hide and show runs in all charts.
-Strings that came from a run are escaped: Plotly reads a little HTML in labels.
 """
 
-import html
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
@@ -14,11 +12,10 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
 from jacreg_train.experiments.panels import PANELS, Chart
-from jacreg_train.experiments.report_data import BenchmarkData, RunData, SweepData
+from jacreg_train.experiments.report_data import RunData, SweepData
+from jacreg_train.experiments.report_style import PALETTE, new_figure, short, text
 from jacreg_train.telemetry import METRICS, Metric
 
-# Okabe and Ito's colours: apart for colour-blind eyes, readable on light and on dark.
-PALETTE = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8a7a00", "#7f7f7f")
 _PART_COLORS = (PALETTE[5], PALETTE[0], PALETTE[1], PALETTE[7])
 _DASHES = ("solid", "dot", "dash", "dashdot")
 _MEMORY = ("memory/compiled_gib", "memory/device_peak_gib", "memory/resident_gib")
@@ -58,27 +55,12 @@ def sweep_figures(sweep: SweepData, colors: Mapping[str, str]) -> list[tuple[str
         shares = dict(sorted(importances.items(), key=lambda item: item[1]))
         bar = go.Bar(
             x=list(shares.values()),
-            y=[_text(name) for name in shares],
+            y=[text(name) for name in shares],
             orientation="h",
             marker_color=PALETTE[0],
             hovertemplate="%{y}: %{x:.1%}<extra></extra>",
         )
-        figures.append(("Importance of the parameters", _figure([bar], x_title="share", tickformat=".0%")))
-    return [(title, figure) for title, figure in figures if figure.data]
-
-
-def benchmark_figures(benchmark: BenchmarkData) -> list[tuple[str, go.Figure]]:
-    """A benchmark's time, memory and error by method, and its targets."""
-    rows = benchmark.content["rows"]
-    figures = [
-        ("Time over that of a plain gradient", _bars_by_method(rows, "time_ratio", "time ratio")),
-        ("Memory", _bars_by_method(rows, "memory_mib", "MiB")),
-        ("Arithmetic over that of a plain gradient", _bars_by_method(rows, "flop_ratio", "FLOP ratio")),
-        ("Compile time", _bars_by_method(rows, "compile_s", "s")),
-        ("Time ratio against the batch size", _time_by_size(rows)),
-        ("Error against time", _error_by_time(rows)),
-        ("Targets", _targets(benchmark.content.get("targets") or [])),
-    ]
+        figures.append(("Importance of the parameters", new_figure([bar], x_title="share", tickformat=".0%")))
     return [(title, figure) for title, figure in figures if figure.data]
 
 
@@ -97,7 +79,7 @@ def _curves(chart: Chart, runs: Sequence[RunData], colors: Mapping[str, str]) ->
                 go.Scatter(
                     x=steps,
                     y=values,
-                    name=_text(run.name),
+                    name=text(run.name),
                     mode="lines+markers" if len(steps) < 30 else "lines",
                     line={"color": colors[run.name], "width": 2, "dash": dash},
                     marker={"size": 5},
@@ -111,7 +93,7 @@ def _curves(chart: Chart, runs: Sequence[RunData], colors: Mapping[str, str]) ->
         for metric, dash in zip(recorded, _DASHES, strict=False)
     ]
     unit = units.pop() if len(units) == 1 else ""
-    figure = _figure(traces, x_title="step", y_title=unit)
+    figure = new_figure(traces, x_title="step", y_title=unit)
     if len(legend) > 1:  # colours mean runs, so dashes need saying
         figure.update_layout(meta={"dashes": legend})
     return figure
@@ -135,7 +117,7 @@ def _band(run: RunData, metric: str, error: str, color: str) -> list[go.Scatter]
             line={"width": 0},
             hoverinfo="skip",
             mode="lines",
-            name=_text(run.name),
+            name=text(run.name),
             meta={"run": run.name, "axis": True},
         )
     ]
@@ -173,7 +155,7 @@ def _run_bars(rows: Sequence[tuple], parts: Sequence[str], *, unit: str, stacked
             traces.append(
                 go.Bar(
                     x=[row[index]],
-                    y=[_text(row[0])],
+                    y=[text(row[0])],
                     name=part,
                     legendgroup=part,
                     offsetgroup=None if stacked else part,
@@ -184,7 +166,7 @@ def _run_bars(rows: Sequence[tuple], parts: Sequence[str], *, unit: str, stacked
                     hovertemplate=f"{part}: %{{x:.4g}} {unit}<extra>%{{y}}</extra>",
                 )
             )
-    figure = _figure(traces, x_title=unit, height=max(260, 110 + 26 * len(rows)), legend=True)
+    figure = new_figure(traces, x_title=unit, height=max(260, 110 + 26 * len(rows)), legend=True)
     figure.update_layout(barmode="stack" if stacked else "group")
     figure.update_yaxes(type="category", autorange="reversed")
     return figure
@@ -200,9 +182,9 @@ def _parallel(sweep: SweepData, colors: Mapping[str, str]) -> go.Figure:
     axes = [_axis(column) for column in columns]
     traces = []
     for index, trial in enumerate(trials):
-        said = [f"{_text(name)} = {_text(_short(column[index]))}" for name, column in zip(names, columns, strict=True)]
+        said = [f"{text(name)} = {text(short(column[index]))}" for name, column in zip(names, columns, strict=True)]
         run = sweep.run_names.get(trial["trial"])
-        title = f"trial {trial['trial']} ({_text(trial['state'])})"
+        title = f"trial {trial['trial']} ({text(trial['state'])})"
         traces.append(
             go.Scatter(
                 x=list(range(len(names))),
@@ -217,11 +199,11 @@ def _parallel(sweep: SweepData, colors: Mapping[str, str]) -> go.Figure:
                 hovertemplate="%{text}<extra>" + title + "</extra>",
             )
         )
-    figure = _figure(traces, height=420)
+    figure = new_figure(traces, height=420)
     figure.update_layout(
         xaxis={
             "tickvals": list(range(len(names))),
-            "ticktext": [_text(name).replace(".", ".<br>") for name in names],
+            "ticktext": [text(name).replace(".", ".<br>") for name in names],
             "showgrid": True,
         },
         yaxis={"visible": False, "range": [-0.08, 1.08]},
@@ -230,7 +212,7 @@ def _parallel(sweep: SweepData, colors: Mapping[str, str]) -> go.Figure:
     for position, (_, ticks) in enumerate(axes):
         for height, label in ticks:
             figure.add_annotation(
-                x=position, y=height, text=_text(label), showarrow=False, xanchor="left", xshift=7, font={"size": 11}
+                x=position, y=height, text=text(label), showarrow=False, xanchor="left", xshift=7, font={"size": 11}
             )
     figure.update_xaxes(range=[-0.2, len(names) - 1 + 0.45], ticklabeloverflow="allow")
     return figure
@@ -243,134 +225,13 @@ def _axis(column: Sequence[Any]) -> tuple[list[float], list[tuple[float, str]]]:
     if len(distinct) <= 6:  # few values, or names: evenly spaced
         values: list = distinct or sorted({str(value) for value in column})
         place = {str(value): index / max(1, len(values) - 1) for index, value in enumerate(values)}
-        return [place[str(value)] for value in column], [(place[str(value)], _short(value)) for value in values]
+        return [place[str(value)] for value in column], [(place[str(value)], short(value)) for value in values]
     low, high = distinct[0], distinct[-1]
     if low > 0 and high / low > 50:
         positions = [math.log(value / low) / math.log(high / low) for value in numbers]
-        return positions, [(0.0, _short(low)), (0.5, _short(math.sqrt(low * high))), (1.0, _short(high))]
+        return positions, [(0.0, short(low)), (0.5, short(math.sqrt(low * high))), (1.0, short(high))]
     positions = [(value - low) / (high - low) for value in numbers]
-    return positions, [(0.0, _short(low)), (0.5, _short((low + high) / 2)), (1.0, _short(high))]
-
-
-def _bars_by_method(rows: Sequence[Mapping[str, Any]], field: str, title: str) -> go.Figure:
-    cases = list(dict.fromkeys(_case(row) for row in rows))
-    traces = []
-    for case, color in zip(cases, cycle(PALETTE), strict=False):
-        mine = [row for row in rows if _case(row) == case and _is_number(row.get(field))]
-        if mine:
-            traces.append(
-                go.Bar(
-                    x=[row[field] for row in mine],
-                    y=[_text(row.get("method")) for row in mine],
-                    name=_text(case),
-                    orientation="h",
-                    marker_color=color,
-                    hovertemplate=f"%{{y}}: %{{x:.4g}} {title}",
-                )
-            )
-    methods = len({row.get("method") for row in rows})
-    figure = _figure(traces, x_title=title, height=max(280, 120 + 14 * methods * len(cases)), legend=True)
-    figure.update_yaxes(type="category", autorange="reversed")
-    return figure
-
-
-def _time_by_size(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
-    traces = []
-    groups = list(dict.fromkeys((row.get("model"), row.get("method")) for row in rows))
-    for (model, method), color in zip(groups, cycle(PALETTE), strict=False):
-        points = sorted(
-            (row["n"], row["time_ratio"])
-            for row in rows
-            if (row.get("model"), row.get("method")) == (model, method)
-            and _is_number(row.get("n"))
-            and _is_number(row.get("time_ratio"))
-        )
-        if len(points) > 1:
-            traces.append(
-                go.Scatter(
-                    x=[size for size, _ in points],
-                    y=[ratio for _, ratio in points],
-                    mode="lines+markers",
-                    name=_text(f"{model}, {method}"),
-                    line={"color": color},
-                    hovertemplate="n = %{x}: %{y:.3g}",
-                )
-            )
-    return _figure(traces, x_title="examples n", y_title="time ratio", legend=True)
-
-
-def _error_by_time(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
-    points = [row for row in rows if _is_number(row.get("relative_error")) and row["relative_error"] > 0]
-    points = [row for row in points if _is_number(row.get("time_ratio"))]
-    methods = list(dict.fromkeys(row.get("method") for row in points))
-    traces = [
-        go.Scatter(
-            x=[row["time_ratio"] for row in points if row.get("method") == method],
-            y=[row["relative_error"] for row in points if row.get("method") == method],
-            mode="markers",
-            name=_text(method),
-            marker={"color": color, "size": 9},
-            text=[_text(_case(row)) for row in points if row.get("method") == method],
-            hovertemplate="%{text}<br>time ratio %{x:.3g}, error %{y:.2g}",
-        )
-        for method, color in zip(methods, cycle(PALETTE), strict=False)
-    ]
-    figure = _figure(traces, x_title="time ratio", y_title="relative error", legend=True)
-    figure.update_yaxes(type="log")
-    return figure
-
-
-def _targets(targets: Sequence[Mapping[str, Any]]) -> go.Figure:
-    rows = [each for each in targets if _is_number(each.get("ratio")) and _is_number(each.get("target"))]
-    if not rows:
-        return go.Figure()
-    names = [_text(row.get("name")) for row in rows]
-    reached = [row["ratio"] <= row["target"] for row in rows]
-    measured = go.Bar(
-        x=[row["ratio"] for row in rows],
-        y=names,
-        orientation="h",
-        name="measured",
-        marker_color=[PALETTE[2] if each else PALETTE[3] for each in reached],
-        hovertemplate="%{y}: %{x:.3g}<extra>measured</extra>",
-    )
-    target = go.Scatter(
-        x=[row["target"] for row in rows],
-        y=names,
-        mode="markers",
-        name="target",
-        marker={"symbol": "line-ns-open", "size": 18, "color": PALETTE[7], "line": {"width": 3}},
-        hovertemplate="%{y}: %{x:.3g}<extra>target</extra>",
-    )
-    return _figure([measured, target], x_title="ratio", height=max(260, 120 + 30 * len(rows)), legend=True)
-
-
-def _figure(
-    traces: Sequence[Any],
-    *,
-    x_title: str = "",
-    y_title: str = "",
-    height: int = 320,
-    tickformat: str = "",
-    legend: bool = False,
-) -> go.Figure:
-    """The look that all charts share; colours of text and grid are the page's, which knows light from dark."""
-    figure = go.Figure(list(traces))
-    figure.update_layout(
-        template="none",
-        height=height,
-        margin={"l": 10, "r": 14, "t": 8, "b": 10},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        showlegend=legend,
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"size": 11}},
-        hovermode="closest",
-        font={"size": 12},
-        bargap=0.25,
-    )
-    figure.update_xaxes(title={"text": x_title, "standoff": 6}, automargin=True, zeroline=False, tickformat=tickformat)
-    figure.update_yaxes(title={"text": y_title, "standoff": 6}, automargin=True, zeroline=False)
-    return figure
+    return positions, [(0.0, short(low)), (0.5, short((low + high) / 2)), (1.0, short(high))]
 
 
 def metric_label(name: str) -> str:
@@ -382,22 +243,6 @@ def metric_label(name: str) -> str:
 def _value(trial: Mapping[str, Any]) -> float | None:
     value = trial.get("value")
     return value if value is not None else trial.get("last_value")
-
-
-def _case(row: Mapping[str, Any]) -> str:
-    return f"{row.get('model')}, n = {row.get('n')}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _text(value: Any) -> str:
-    return html.escape(str(value), quote=False)  # Plotly knows the entities of <, > and & only
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _hex(color: str) -> str:

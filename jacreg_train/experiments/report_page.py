@@ -16,9 +16,9 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from jacreg_train.experiments.report_benchmark import benchmark_figures
 from jacreg_train.experiments.report_data import BenchmarkData, Contents, RunData, SweepData, differing_fields
 from jacreg_train.experiments.report_figures import (
-    benchmark_figures,
     metric_label,
     run_colors,
     run_figures,

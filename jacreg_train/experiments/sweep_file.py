@@ -9,13 +9,12 @@ import difflib
 import itertools
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from jacreg_train.experiments.yaml_file import read_yaml
 
 METHODS = ("grid", "random", "bayes")
 GOALS = ("maximize", "minimize")
@@ -33,7 +32,6 @@ _KEYS = (
     *("name", "description", "method", "metric", "run_cap", "parameters", "early_terminate"),
     *("command", "program", "project", "entity"),
 )
-_MAX_BYTES = 1_000_000
 _MAX_GRID = 10_000
 
 
@@ -144,18 +142,11 @@ def read_sweep(path: str | Path) -> Sweep:
     """
     path = Path(path)
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise SweepError(f"{path}: larger than a megabyte, so no sweep file")
-        text = path.read_text(encoding="utf-8")
-        if "&" in text and "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            raise SweepError(f"{path}: YAML aliases are not supported")  # nested ones can grow without bound
-        content = yaml.load(text, Loader=_Loader)
+        content = read_yaml(path)
     except OSError as error:
         raise SweepError(f"--sweep={path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        if isinstance(error, SweepError):
-            raise
-        raise SweepError(f"{path}: not YAML ({' '.join(str(error).split())[:200]})") from None
+    except ValueError as error:
+        raise SweepError(f"{path}: {error}") from None
     try:
         return parse_sweep(content, default_name=path.stem)
     except SweepError as error:
@@ -202,35 +193,6 @@ def parse_sweep(content: Any, default_name: str = "sweep") -> Sweep:
 def to_flags(fields: Mapping[str, Any]) -> list[str]:
     """`--config.PATH=VALUE` for every field, as one would type them."""
     return [f"--config.{path}={_flag_text(value)}" for path, value in fields.items()]
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as people mean it: `1e-3` is a number (YAML 1.1: `1.0e-3`), a key given twice is a mistake."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict:
-        mapping = super().construct_mapping(node, deep)
-        if len(mapping) != len(node.value):
-            keys = [key.value for key, _ in node.value]
-            twice = next((key for key in keys if keys.count(key) > 1), keys)
-            raise SweepError(f"{twice}: given twice")
-        return mapping
-
-
-def _float_or_string(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
-    text = loader.construct_scalar(node)
-    try:
-        return float(text.replace("_", ""))
-    except ValueError:
-        return text
-
-
-_Loader.add_constructor("jacreg:float", _float_or_string)
-_Loader.yaml_implicit_resolvers = {
-    first: list(resolvers) for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "jacreg:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
 
 
 def _parameters(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

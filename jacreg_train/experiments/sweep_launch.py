@@ -2,39 +2,35 @@
 
 import fcntl
 import json
-import math
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from jacreg_train.experiments.sweep_file import Sweep, SweepError
-from jacreg_train.experiments.sweep_study import GRACE_S, KILLS, REASON, SLOT, SweepStudy
-from jacreg_train.experiments.sweep_worker import PROGRAM, run_flags, trial_folder
-from jacreg_train.telemetry import redact
+from jacreg_train.experiments.sweep_study import GRACE_S, SweepStudy
+from jacreg_train.experiments.sweep_summary import (
+    cell,
+    describe_trial,
+    print_sweep_summary,
+    summarize_sweep,
+    write_summary,
+)
+from jacreg_train.experiments.sweep_worker import PROGRAM
 from jacreg_train.telemetry.progress import format_duration
-from jacreg_train.telemetry.writers import METRICS_FILE, replace_file
+from jacreg_train.telemetry.writers import METRICS_FILE
 
-SUMMARY_FILE = "sweep.json"
-STATES = {
-    TrialState.WAITING: "waiting",
-    TrialState.RUNNING: "running",
-    TrialState.COMPLETE: "done",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-}
 _STYLES = {"running": "bold", "done": "green", "pruned": "yellow", "failed": "red"}
 _MAX_RESTARTS = 20
 _TICK_S = 1.0
@@ -99,73 +95,6 @@ def launch(
     return summary
 
 
-def summarize_sweep(study: SweepStudy, folder: Path, base_flags: Sequence[str]) -> dict[str, Any]:
-    """The sweep's results as plain data: what `sweep.json` holds and the report shows."""
-    sweep = study.sweep
-    trials = [_describe(study, trial, folder, base_flags) for trial in study.trials()]
-    done = [trial for trial in trials if trial["state"] == "done"]
-    best = sorted(done, key=lambda trial: trial["value"], reverse=sweep.goal == "maximize")
-    return {
-        "name": sweep.name,
-        "method": sweep.method,
-        "metric": {"name": sweep.metric, "goal": sweep.goal},
-        "parameters": [parameter.path for parameter in sweep.parameters],
-        "trials": trials,
-        "best": [trial["trial"] for trial in best],
-        "importances": study.importances(),
-        "content": redact(sweep.content),
-    }
-
-
-def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    replace_file(folder / SUMMARY_FILE, json.dumps(summary, indent=1, default=str) + "\n")
-
-
-def _describe(study: SweepStudy, trial: FrozenTrial, folder: Path, base_flags: Sequence[str]) -> dict[str, Any]:
-    slot = trial.user_attrs[SLOT]
-    values = trial.intermediate_values
-    flags = run_flags(study.sweep, list(base_flags), slot, trial.params)
-    return {
-        "trial": slot,
-        "state": STATES[trial.state if trial.params else TrialState.WAITING],  # just taken: not sampled yet
-        "parameters": dict(trial.params),
-        "value": trial.value if trial.state == TrialState.COMPLETE else None,
-        "last_value": _finite(values[max(values)]) if values else None,
-        "seconds": trial.duration.total_seconds() if trial.duration else None,
-        "workdir": str(trial_folder(Path(), slot)),  # relative, so that the folder can move
-        "kills": trial.user_attrs.get(KILLS, 0),
-        "reason": trial.user_attrs.get(REASON, "") if trial.state == TrialState.FAIL else "",
-        "command": shlex.join(redact(["jacreg-train", *flags, f"--workdir={folder / 'again'}"])),
-    }
-
-
-def print_sweep_summary(summary: Mapping[str, Any], console: Console) -> None:
-    """Best trials, importance of the parameters, and the command that reproduces the best."""
-    trials = {trial["trial"]: trial for trial in summary["trials"]}
-    metric = summary["metric"]
-    table = Table(
-        title=f"best trials of {summary['name']} by {metric['name']} ({metric['goal']})", title_justify="left"
-    )
-    for heading in ("trial", *summary["parameters"], metric["name"]):
-        table.add_column(heading)
-    for number in summary["best"][:5]:
-        trial = trials[number]
-        cells = [_cell(trial["parameters"].get(name)) for name in summary["parameters"]]
-        table.add_row(str(number), *map(Text, cells), _cell(trial["value"]))
-    console.print(table)
-    counts = {state: sum(trial["state"] == state for trial in trials.values()) for state in STATES.values()}
-    console.print(", ".join(f"{count} {state}" for state, count in counts.items() if count))
-    for trial in trials.values():
-        if trial["state"] == "failed":
-            console.print(f"trial {trial['trial']} failed: {trial['reason']}", markup=False, soft_wrap=True)
-    if summary["importances"]:
-        shares = "  ".join(f"{name} {share:.0%}" for name, share in summary["importances"].items())
-        console.print(f"importance of the parameters: {shares}", markup=False, soft_wrap=True)
-    if summary["best"]:
-        console.print("the best trial again:", soft_wrap=True)
-        console.print(f"  {trials[summary['best'][0]]['command']}", markup=False, soft_wrap=True)
-
-
 def _run_workers(study: SweepStudy, folder: Path, job: Mapping[str, Any], number: int, view: "_View") -> None:
     """Keep `number` workers at it until the queue is empty; replace those that die."""
     workers: list[subprocess.Popen] = []
@@ -183,7 +112,8 @@ def _run_workers(study: SweepStudy, folder: Path, job: Mapping[str, Any], number
     previous = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         with _logs(folder, number) as logs:
-            workers.extend(_start_worker(job, log) for log in logs)
+            environments = [worker_environment(index, number, os.environ) for index in range(number)]
+            workers.extend(map(partial(_start_worker, job), logs, environments))
             while any(worker.poll() is None for worker in workers):
                 view.show()
                 time.sleep(_TICK_S)
@@ -194,7 +124,7 @@ def _run_workers(study: SweepStudy, folder: Path, job: Mapping[str, Any], number
                     if restarts > _MAX_RESTARTS:
                         raise SweepError(f"workers keep dying; see {folder}/worker-{index}.log")
                     view.say(f"worker {index} died (exit code {worker.returncode}); another one takes over")
-                    workers[index] = _start_worker(job, logs[index])
+                    workers[index] = _start_worker(job, logs[index], environments[index])
             view.show()
             failed = [index for index, worker in enumerate(workers) if worker.returncode]
     finally:
@@ -209,12 +139,28 @@ def _run_workers(study: SweepStudy, folder: Path, job: Mapping[str, Any], number
         raise SweepError(f"workers failed; see {folder}/worker-{failed[0]}.log")
 
 
-def _start_worker(job: Mapping[str, Any], log: TextIO) -> subprocess.Popen:
+def worker_environment(index: int, number: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """A worker's environment, so that several share a machine's GPUs.
+
+    Each takes the memory it needs instead of most of it at the start, and of several GPUs that are named in
+    CUDA_VISIBLE_DEVICES its own share.
+    """
+    mine = dict(environment)
+    if number > 1:
+        mine.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        gpus = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+        if len(gpus) > 1:
+            mine["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index::number] or [gpus[index % len(gpus)]])
+    return mine
+
+
+def _start_worker(job: Mapping[str, Any], log: TextIO, environment: Mapping[str, str]) -> subprocess.Popen:
     worker = subprocess.Popen(
         [sys.executable, "-m", "jacreg_train.experiments.sweep_worker"],
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,
+        env=environment,
         text=True,
         start_new_session=True,  # Ctrl-C reaches the launcher, which stops the workers once
     )
@@ -265,7 +211,7 @@ class _View:
         self._console.print(line, markup=False, soft_wrap=True)
 
     def show(self) -> None:
-        trials = [_describe(self._study, trial, self._folder, self._base_flags) for trial in self._study.trials()]
+        trials = [describe_trial(self._study, trial, self._folder, self._base_flags) for trial in self._study.trials()]
         changed = {
             trial["trial"]: (trial["state"], trial["kills"])
             for trial in trials
@@ -282,10 +228,10 @@ class _View:
                     self.say(self._line(trial))
 
     def _line(self, trial: Mapping[str, Any]) -> str:
-        said = ", ".join(f"{name} = {_cell(value)}" for name, value in trial["parameters"].items())
+        said = ", ".join(f"{name} = {cell(value)}" for name, value in trial["parameters"].items())
         ending = ""
         if trial["value"] is not None:
-            ending = f": {self._study.sweep.metric} {_cell(trial['value'])}, {format_duration(trial['seconds'])}"
+            ending = f": {self._study.sweep.metric} {cell(trial['value'])}, {format_duration(trial['seconds'])}"
         elif trial["reason"]:
             ending = f": {trial['reason']}"
         again = " again" if trial["kills"] and trial["state"] in ("waiting", "running") else ""
@@ -301,11 +247,11 @@ class _View:
             table.add_column(heading, justify="right")
         for trial in _window(trials, self._console.height - 8):
             style = _STYLES.get(trial["state"], "dim")
-            cells = [Text(_cell(trial["parameters"].get(each.path, ""))) for each in sweep.parameters]
+            cells = [Text(cell(trial["parameters"].get(each.path, ""))) for each in sweep.parameters]
             value = trial["value"] if trial["value"] is not None else trial["last_value"]
             step = _last_step(self._folder / trial["workdir"]) if trial["state"] == "running" else ""
             seconds = "" if trial["seconds"] is None else format_duration(trial["seconds"])
-            table.add_row(str(trial["trial"]), trial["state"], *cells, step, _cell(value), seconds, style=style)
+            table.add_row(str(trial["trial"]), trial["state"], *cells, step, cell(value), seconds, style=style)
         return table
 
 
@@ -318,10 +264,6 @@ def _window(trials: Sequence[Mapping[str, Any]], rows: int) -> Sequence[Mapping[
     return trials[start : start + max(rows, 1)]
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _last_step(workdir: Path) -> str:
     try:
         with open(workdir / METRICS_FILE, "rb") as file:
@@ -330,9 +272,3 @@ def _last_step(workdir: Path) -> str:
         return str(json.loads(lines[-2])["step"])
     except (OSError, ValueError, IndexError):  # nothing recorded yet
         return ""
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

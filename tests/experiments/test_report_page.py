@@ -6,9 +6,10 @@ import json
 import pytest
 
 from jacreg_train.experiments.panels import PANELS
+from jacreg_train.experiments.report_benchmark import benchmark_figures
 from jacreg_train.experiments.report_command import main
 from jacreg_train.experiments.report_data import load
-from jacreg_train.experiments.report_figures import benchmark_figures, run_colors, run_figures, sweep_figures
+from jacreg_train.experiments.report_figures import run_colors, run_figures, sweep_figures
 from jacreg_train.experiments.report_page import MAX_SHOWN, render
 from jacreg_train.telemetry import METRICS
 

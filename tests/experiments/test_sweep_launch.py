@@ -12,14 +12,14 @@ import pytest
 from rich.console import Console
 
 from jacreg_train.experiments.sweep_file import SweepError, parse_sweep
-from jacreg_train.experiments.sweep_launch import launch
+from jacreg_train.experiments.sweep_launch import launch, worker_environment
 
 FAKE = Path(__file__).parent / "fake_run.py"
 LAUNCHER = """
 import json, sys
 from pathlib import Path
 from jacreg_train.experiments.sweep_file import parse_sweep
-from jacreg_train.experiments.sweep_launch import launch
+from jacreg_train.experiments.sweep_launch import launch, worker_environment
 content, folder, program, flags = map(json.loads, sys.argv[1:])
 launch(parse_sweep(content), Path(folder), base_flags=flags, num_workers=2, grace_s=6, program=[program])
 """
@@ -68,6 +68,14 @@ def test_a_sweep_from_start_to_end(tmp_path):
     assert [len(starts(tmp_path, slot)) for slot in range(5)] == [1, 1, 1, 1, 2]
 
 
+def test_hopeless_trials_are_pruned(tmp_path):
+    sweep = parse_sweep(content([5.0, 2.0], early_terminate={"type": "hyperband", "min_iter": 2, "eta": 2}))
+    flags = ["--config.num_steps=60"]
+    summary = launch(sweep, tmp_path, base_flags=flags, num_workers=1, program=[str(FAKE)])
+    assert [trial["state"] for trial in summary["trials"]] == ["done", "pruned"]
+    assert summary["trials"][1]["last_value"] < 120  # it did not reach the end
+
+
 def test_a_live_table_on_a_terminal(tmp_path):
     console = Console(file=open(tmp_path / "screen", "w"), force_terminal=True, width=120, height=12)  # noqa: SIM115
     run(tmp_path, [1.0, 2.0], console=console)
@@ -76,6 +84,17 @@ def test_a_live_table_on_a_terminal(tmp_path):
     assert "2 of 2 trials" in screen
     assert "best trials of fake" in screen
     assert "the best trial again" in screen
+
+
+@pytest.mark.parametrize(
+    ("number", "visible", "shares"),
+    [(2, "0,1,2,3", ["0,2", "1,3"]), (3, "0,1", ["0", "1", "0"]), (2, "5", ["5", "5"]), (1, "0,1", ["0,1"])],
+)
+def test_workers_share_gpus(number, visible, shares):
+    environments = [worker_environment(index, number, {"CUDA_VISIBLE_DEVICES": visible}) for index in range(number)]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in environments] == shares
+    assert all((each.get("XLA_PYTHON_CLIENT_PREALLOCATE") == "false") == (number > 1) for each in environments)
+    assert worker_environment(0, 2, {}) == {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 def test_two_launchers_on_one_folder(tmp_path):
