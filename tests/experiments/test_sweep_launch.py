@@ -70,10 +70,10 @@ def test_a_sweep_from_start_to_end(tmp_path):
 
 def test_hopeless_trials_are_pruned(tmp_path):
     sweep = parse_sweep(content([5.0, 2.0], early_terminate={"type": "hyperband", "min_iter": 2, "eta": 2}))
-    flags = ["--config.num_steps=60"]
+    flags = ["--config.num_steps=40", "--config.step_s=0.1"]
     summary = launch(sweep, tmp_path, base_flags=flags, num_workers=1, program=[str(FAKE)])
     assert [trial["state"] for trial in summary["trials"]] == ["done", "pruned"]
-    assert summary["trials"][1]["last_value"] < 120  # it did not reach the end
+    assert summary["trials"][1]["last_value"] < 80  # it did not reach the end
 
 
 def test_a_live_table_on_a_terminal(tmp_path):
