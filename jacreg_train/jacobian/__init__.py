@@ -1,6 +1,7 @@
 """Sums of squared Jacobian entries and other functionals of the Jacobian, for any JAX function.
 
-`make_estimator(name, wrt=..., **options)` makes `estimator(apply_fn, params, inputs, key) -> JacobianEstimate`.
+`make_estimator(name, wrt=..., **options)` makes `estimator(apply_fn, params, inputs, key) -> JacobianEstimate`. The
+other functionals, `contract`, `row_norm`, `row_sum` and `bilinear`, are plain functions.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from jacreg_train.jacobian.contraction import contract
 from jacreg_train.jacobian.coupling import check_per_example, for_separate_examples
 from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate
 from jacreg_train.jacobian.exact import chunked, exact
+from jacreg_train.jacobian.functionals import FunctionalEstimate, bilinear, row_norm, row_sum
 from jacreg_train.jacobian.layerwise import layerwise
 from jacreg_train.jacobian.options import check_choice, check_names
 from jacreg_train.jacobian.stochastic import stochastic
@@ -41,4 +44,15 @@ def make_estimator(name: str, *, wrt: str = "params", **options: Any) -> Estimat
     return estimator if options.get("joint") else for_separate_examples(estimator)
 
 
-__all__ = ["ESTIMATORS", "Estimator", "JacobianEstimate", "check_per_example", "make_estimator"]
+__all__ = [
+    "ESTIMATORS",
+    "Estimator",
+    "FunctionalEstimate",
+    "JacobianEstimate",
+    "bilinear",
+    "check_per_example",
+    "contract",
+    "make_estimator",
+    "row_norm",
+    "row_sum",
+]

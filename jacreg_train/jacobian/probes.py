@@ -41,3 +41,27 @@ def draw_orthogonal_probes(key: Any, count: int, size: int, dtype: Any) -> Float
     """
     q, r = jnp.linalg.qr(jax.random.normal(key, (size, count), accumulation_dtype(dtype)))
     return (jnp.sqrt(size) * q * jnp.sign(jnp.diagonal(r))).T.astype(dtype)
+
+
+def example_keys(key: Any, n: int, first_example: Any) -> Any:
+    """One key per example, by its index in the whole batch.
+
+    Raises:
+        ValueError: there is no key.
+    """
+    if key is None:
+        raise ValueError("key=None: random probes need a random key")
+    return jax.vmap(lambda index: jax.random.fold_in(key, index))(first_example + jnp.arange(n))
+
+
+def draw_like(distribution: str, key: Any, leaves: list[Array]) -> list[Array]:
+    """One probe for all leaves together, in their shapes and types."""
+    if not leaves:
+        return []
+    sizes = [leaf.size for leaf in leaves]
+    probe = DISTRIBUTIONS[distribution](key, sum(sizes), jnp.result_type(*leaves))
+    offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [
+        probe[start : start + leaf.size].reshape(leaf.shape).astype(leaf.dtype)
+        for start, leaf in zip(offsets, leaves, strict=True)
+    ]

@@ -22,26 +22,40 @@ Pullback = Callable[[ApplyFn, PyTree, PyTree], tuple[Float[Array, "n ..."], Squa
 
 
 def row_estimator(pullback: Pullback, example_chunk: int | None, output_chunk: int | None) -> Estimator:
-    """The exact estimator that pulls back every output, `output_chunk` of them for `example_chunk` examples at a time."""
+    """The exact estimator that pulls back `output_chunk` outputs of `example_chunk` examples at a time."""
 
     def estimate(apply_fn, params, inputs, key=None, *, first_example=0):
-        def of_examples(params, inputs, counted):
-            outputs, squared_norms = pullback(apply_fn, params, inputs)
-            basis = lambda ids: one_hot_cotangents(ids, outputs)
-
-            def of_outputs(_, ids, counted_outputs):
-                squares = squared_norms(basis(ids))
-                return jnp.sum(jnp.where(counted_outputs[:, None] & counted, squares, 0)), squares
-
-            ids = jnp.arange(math.prod(outputs.shape[1:]))
-            total, squares = sum_over_chunks(of_outputs, (), ids, output_chunk)
-            return total, (squares.T, outputs)
-
-        total, (per_output, outputs) = sum_over_chunks(of_examples, params, inputs, example_chunk)
-        per_example = jnp.sum(per_output, axis=1)
-        return JacobianEstimate(total, per_example, per_output, outputs, jnp.zeros((), total.dtype))
+        of_rows = lambda squares: squares
+        total, rows, outputs = sum_over_rows(of_rows, pullback, apply_fn, params, inputs, example_chunk, output_chunk)
+        return JacobianEstimate(total, jnp.sum(rows, axis=1), rows, outputs, jnp.zeros((), total.dtype))
 
     return estimate
+
+
+def sum_over_rows(
+    term: Callable[[Array], Array],
+    pullback: Pullback,
+    apply_fn: ApplyFn,
+    params: PyTree,
+    inputs: PyTree,
+    example_chunk: int | None,
+    output_chunk: int | None,
+) -> tuple[Float[Array, ""], Float[Array, "n K"], Float[Array, "n ..."]]:
+    """The sum of `term(|J_ik|^2)`, elementwise, over examples and outputs; the terms; the outputs."""
+
+    def of_examples(params, inputs, counted):
+        outputs, squared_norms = pullback(apply_fn, params, inputs)
+
+        def of_outputs(_, ids, counted_outputs):
+            terms = term(squared_norms(one_hot_cotangents(ids, outputs)))
+            return jnp.sum(jnp.where(counted_outputs[:, None] & counted, terms, 0)), terms
+
+        ids = jnp.arange(math.prod(outputs.shape[1:]))
+        total, terms = sum_over_chunks(of_outputs, (), ids, output_chunk)
+        return total, (terms.T, outputs)
+
+    total, (terms, outputs) = sum_over_chunks(of_examples, params, inputs, example_chunk)
+    return total, terms, outputs
 
 
 def one_hot_cotangents(ids: Array, outputs: Float[Array, "n ..."]) -> Float[Array, "k n ..."]:

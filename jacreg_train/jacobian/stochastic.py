@@ -7,19 +7,27 @@ one set per example, and go through the layerwise machinery; tangent probes live
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jacreg_train.jacobian.chunking import sum_over_chunks
 from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate
 from jacreg_train.jacobian.layerwise import PULLBACKS
 from jacreg_train.jacobian.options import WRT, check_choice, check_positive
-from jacreg_train.jacobian.probes import DISTRIBUTIONS, draw_orthogonal_probes, draw_probes
-from jacreg_train.jacobian.trees import accumulation_dtype, differentiated_leaves, num_examples, one_example
+from jacreg_train.jacobian.probes import DISTRIBUTIONS, draw_like, draw_orthogonal_probes, draw_probes, example_keys
+from jacreg_train.jacobian.trees import (
+    ApplyFn,
+    PyTree,
+    accumulation_dtype,
+    differentiated_leaves,
+    num_examples,
+    one_example,
+)
 
 PROBES = ("cotangent", "tangent")
 
@@ -56,7 +64,7 @@ def stochastic(
     check_positive(num_probes=num_probes, example_chunk=example_chunk, output_chunk=output_chunk)
     if distribution is None:
         distribution = "sphere" if orthogonal else "rademacher"
-    check_choice("distribution", distribution, DISTRIBUTIONS)
+    check_choice("distribution", distribution, tuple(DISTRIBUTIONS))
     if orthogonal and (probe != "cotangent" or distribution != "sphere"):
         raise ValueError(
             f"orthogonal=True has no meaning for probe={probe!r}, distribution={distribution!r}; "
@@ -76,7 +84,7 @@ def _cotangent_estimator(wrt, num_probes, distribution, orthogonal, example_chun
         return draw_probes(distribution, key, num_probes, size, outputs.dtype)
 
     def estimate(apply_fn, params, inputs, key=None, *, first_example=0):
-        keys = _example_keys(key, num_examples(inputs), first_example)
+        keys = example_keys(key, num_examples(inputs), first_example)
         num_outputs = math.prod(jax.eval_shape(apply_fn, params, inputs).shape[1:])
         if orthogonal and num_probes > num_outputs:
             raise ValueError(
@@ -112,27 +120,13 @@ def _cotangent_estimator(wrt, num_probes, distribution, orthogonal, example_chun
 
 def _tangent_estimator(wrt, num_probes, distribution, example_chunk, output_chunk) -> Estimator:
     def estimate(apply_fn, params, inputs, key=None, *, first_example=0):
-        keys = _example_keys(key, num_examples(inputs), first_example)
-        apply_one = one_example(apply_fn)
+        keys = example_keys(key, num_examples(inputs), first_example)
 
         def of_examples(params, rows, counted):
-            inputs, keys = rows
-            differentiated = params if wrt == "params" else inputs
-            leaves, rest, join = differentiated_leaves(differentiated, wrt)
-            if wrt == "params":
-                function = lambda leaves: jax.vmap(apply_one, (None, 0))(join(leaves, rest), inputs)
-                tangent = lambda index: _draw_like(distribution, jax.random.fold_in(key, index), leaves)
-            else:
-                function = lambda leaves: jax.vmap(apply_one, (None, 0))(params, join(leaves, rest))
-                tangent = lambda index: jax.vmap(
-                    lambda key, leaves: _draw_like(distribution, jax.random.fold_in(key, index), leaves)
-                )(keys, leaves)
-            outputs, push = jax.linearize(function, leaves)
+            outputs, push = random_pushforward(wrt, distribution, key, apply_fn, params, *rows)
 
             def of_probes(_, indices, counted_probes):
-                moved = jax.vmap(lambda index: push(tangent(index)))(indices)
-                moved = moved.astype(accumulation_dtype(moved.dtype))
-                squares = jnp.square(moved.reshape(*moved.shape[:2], math.prod(moved.shape[2:]))) / num_probes
+                squares = jnp.square(push(indices)) / num_probes
                 mask = counted_probes[:, None, None] & counted[:, None]
                 return jnp.sum(jnp.where(mask, squares, 0)), squares
 
@@ -154,23 +148,31 @@ def _tangent_estimator(wrt, num_probes, distribution, example_chunk, output_chun
     return estimate
 
 
-def _example_keys(key: Any, n: int, first_example: Any) -> Any:
-    if key is None:
-        raise ValueError("key=None: the stochastic estimator needs a random key")
-    return jax.vmap(lambda index: jax.random.fold_in(key, index))(first_example + jnp.arange(n))
+def random_pushforward(
+    wrt: str, distribution: str, key: Any, apply_fn: ApplyFn, params: PyTree, inputs: PyTree, keys: Any
+) -> tuple[Float[Array, "n ..."], Callable[[Int[Array, " m"]], Float[Array, "m n K"]]]:
+    """The outputs, and the function from the indices of tangent probes `u` to `J_i u`, in float32 or wider.
 
+    All examples share a probe of the parameters, drawn from `key`; a probe of the inputs is drawn from each example's
+    own one of `keys`.
+    """
+    apply_one = one_example(apply_fn)
+    leaves, rest, join = differentiated_leaves(params if wrt == "params" else inputs, wrt)
+    draw = lambda index: lambda key, leaves: draw_like(distribution, jax.random.fold_in(key, index), leaves)
+    if wrt == "params":
+        function = lambda leaves: jax.vmap(apply_one, (None, 0))(join(leaves, rest), inputs)
+        tangent = lambda index: draw(index)(key, leaves)
+    else:
+        function = lambda leaves: jax.vmap(apply_one, (None, 0))(params, join(leaves, rest))
+        tangent = lambda index: jax.vmap(draw(index))(keys, leaves)
+    outputs, push = jax.linearize(function, leaves)
 
-def _draw_like(distribution: str, key: Any, leaves: list[Array]) -> list[Array]:
-    """One probe for all leaves together, in their shapes and types."""
-    if not leaves:
-        return []
-    sizes = [leaf.size for leaf in leaves]
-    probe = DISTRIBUTIONS[distribution](key, sum(sizes), jnp.result_type(*leaves))
-    offsets = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [
-        probe[start : start + leaf.size].reshape(leaf.shape).astype(leaf.dtype)
-        for start, leaf in zip(offsets, leaves, strict=True)
-    ]
+    def products(indices):
+        moved = jax.vmap(lambda index: push(tangent(index)))(indices)
+        shape = (len(indices), len(outputs), math.prod(outputs.shape[1:]))
+        return moved.astype(accumulation_dtype(moved.dtype)).reshape(shape)
+
+    return outputs, products
 
 
 def _standard_error(by_probe: Float[Array, "n m"], unseen: float) -> Float[Array, ""]:
