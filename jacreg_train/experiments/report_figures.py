@@ -27,7 +27,7 @@ def run_colors(runs: Sequence[RunData], sweeps: Sequence[SweepData]) -> dict[str
     for sweep in sweeps:
         ranked = [sweep.run_names[trial] for trial in sweep.content.get("best", []) if trial in sweep.run_names]
         if len(ranked) > len(PALETTE):
-            shades = [0.15 + 0.7 * (1 - rank / (len(ranked) - 1)) for rank in range(len(ranked))]
+            shades = [0.3 + 0.55 * (1 - rank / (len(ranked) - 1)) for rank in range(len(ranked))]
             colors |= dict(zip(ranked, map(_hex, sample_colorscale("Viridis", shades)), strict=True))
     return colors
 

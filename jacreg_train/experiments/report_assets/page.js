@@ -24,6 +24,9 @@ function themed(layout) {
   for (const name of ["xaxis", "yaxis"]) {
     themedLayout[name] = { ...layout[name], gridcolor: color.line, linecolor: color.line, tickcolor: color.line };
   }
+  if (layout.annotations) {
+    themedLayout.annotations = layout.annotations.map((each) => ({ ...each, bgcolor: color.card, opacity: 0.85 }));
+  }
   themedLayout.modebar = { bgcolor: "rgba(0,0,0,0)", color: color.quiet, activecolor: color.text };
   if (small.matches) {
     themedLayout.dragmode = false; // a finger on a chart scrolls the page
