@@ -91,7 +91,5 @@ class Checkpoints:
                 args=ocp.args.Composite(state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()),
             )
         except ValueError as error:
-            raise ConfigError(
-                f"checkpoint {step} does not fit the model: {str(error).splitlines()[0]}"
-            ) from None
+            raise ConfigError(f"checkpoint {step} does not fit the model: {str(error).splitlines()[0]}") from None
         return restored["state"], restored["meta"]["position"]

@@ -102,9 +102,7 @@ def start_up(*, compilation_cache: str, workdir: Path) -> None:
     """
     if compilation_cache == "off":
         return
-    folder = (
-        workdir.absolute().parent / ".jax_cache" if compilation_cache == "auto" else Path(compilation_cache)
-    )
+    folder = workdir.absolute().parent / ".jax_cache" if compilation_cache == "auto" else Path(compilation_cache)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

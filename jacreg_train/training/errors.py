@@ -14,13 +14,12 @@ class Diverged(RuntimeError):
 
 
 class Interrupted(Exception):
-    """SIGTERM or Ctrl-C was received; the state is in a checkpoint. ``exit_code`` is 128 + the signal."""
+    """SIGTERM or Ctrl-C came, and the state after ``step`` is in a checkpoint. ``exit_code`` is 128 + signal."""
 
     def __init__(self, signal_number: int, step: int):
-        super().__init__(
-            f"stopped by {signal.Signals(signal_number).name} after step {step}; checkpoint written"
-        )
+        super().__init__(f"stopped by {signal.Signals(signal_number).name} after step {step}; checkpoint written")
         self.exit_code = 128 + signal_number
+        self.step = step
 
 
 def wrong_choice(field: str, value: object, choices: Iterable[object]) -> ConfigError:

@@ -66,16 +66,12 @@ def train_and_evaluate(
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         stack.enter_context(locked(workdir))
-        check_same_config(
-            workdir, plain_config, lambda each: setup.schedule_length(each, run.num_train_examples)
-        )
+        check_same_config(workdir, plain_config, lambda each: setup.schedule_length(each, run.num_train_examples))
         write_run_record(workdir, plain_config, argv)
 
         # State and data position, fresh or from the newest checkpoint.
         checkpoints = stack.enter_context(
-            Checkpoints(
-                workdir, keep_latest=config.checkpoint.keep_latest, keep_best=config.checkpoint.keep_best
-            )
+            Checkpoints(workdir, keep_latest=config.checkpoint.keep_latest, keep_best=config.checkpoint.keep_best)
         )
         state, batches, first_step = run.init(), run.make_batches(), 0
         restored = checkpoints.restore_latest(state)
@@ -158,9 +154,7 @@ def _require_finite(step: int, metrics: Mapping[str, jax.Array]) -> None:
     """Stop at the first loss or penalty that is no number; no checkpoint of this state is written."""
     for name in ("train/task_loss", "train/penalty"):
         if name in metrics and not math.isfinite(metrics[name]):
-            raise Diverged(
-                f"step {step}: {name} is {float(metrics[name])}; the newest checkpoint is from before it"
-            )
+            raise Diverged(f"step {step}: {name} is {float(metrics[name])}; the newest checkpoint is from before it")
 
 
 def _writers(

@@ -46,9 +46,7 @@ def adamw(
     weight_decay: float = 0.0,
 ) -> optax.GradientTransformation:
     """Adam with decoupled weight decay: a step takes ``learning_rate * weight_decay`` of each weight."""
-    return optax.adamw(
-        learning_rate, b1=beta1, b2=beta2, eps=epsilon, weight_decay=weight_decay, mask=_decayed
-    )
+    return optax.adamw(learning_rate, b1=beta1, b2=beta2, eps=epsilon, weight_decay=weight_decay, mask=_decayed)
 
 
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
@@ -86,9 +84,7 @@ def options_of(factory: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
 
 
-def make_schedule(
-    name: str, learning_rate: float, *, warmup_steps: int = 0, **options: Any
-) -> optax.Schedule:
+def make_schedule(name: str, learning_rate: float, *, warmup_steps: int = 0, **options: Any) -> optax.Schedule:
     """step -> learning rate: a linear warm-up from 0 over ``warmup_steps``, then the named schedule.
 
     ``decay_steps`` among the options counts from step 0, the warm-up included.

@@ -6,6 +6,7 @@
 float ``[n, H, W, C]``.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -37,7 +38,9 @@ def noise_points(*, num_points: int, batch_size: int, image_shape: tuple[int, ..
     def points(images, context, key, first_point):
         n = images.shape[0] * num_points // batch_size  # this device's share
         keys = example_keys(key, n, first_point)
-        return jax.vmap(lambda k: jax.random.normal(k, image_shape, images.dtype))(keys)
+        # Drawn flat: XLA's CPU compiler takes seconds over random numbers with several small axes.
+        flat = jax.vmap(lambda k: jax.random.normal(k, (math.prod(image_shape),), images.dtype))(keys)
+        return flat.reshape(n, *image_shape)
 
     return points
 

@@ -74,9 +74,7 @@ def compile_programs(run: Run, state: TrainState, batch: StepBatch, *, share: bo
     )
 
 
-def penalty_time_share(
-    programs: Programs, state: TrainState, batch: StepBatch, rounds: int
-) -> dict[str, float]:
+def penalty_time_share(programs: Programs, state: TrainState, batch: StepBatch, rounds: int) -> dict[str, float]:
     """``time/penalty_share``, the share of the time that the penalty takes: both steps, timed in turns.
 
     With the penalty on every k-th step it is the extra time of one such step over the time of k steps. The

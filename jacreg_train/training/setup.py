@@ -29,6 +29,9 @@ from jacreg_train.training.state import TrainState, create_train_state
 from jacreg_train.training.step import Objective, PenaltyTerm, can_share_forward, eval_apply
 from models import Model, make_model
 
+# Initialisation runs once; optimising its random numbers takes the CPU compiler several times as long.
+INIT_OPTIONS = {"xla_backend_optimization_level": 1}
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -72,9 +75,7 @@ def build(config: ConfigDict) -> Run:
     estimator_options = _given(config.jacobian.estimator, except_for=("name",))
     estimator = _refused_by(
         "jacobian.estimator",
-        lambda: jacobian.make_estimator(
-            config.jacobian.estimator.name, wrt=config.jacobian.wrt, **estimator_options
-        ),
+        lambda: jacobian.make_estimator(config.jacobian.estimator.name, wrt=config.jacobian.wrt, **estimator_options),
     )
     num_points = config.jacobian.batch_size or config.batch_size
     objective = _objective(config, model, train_data, num_points, estimator_options)
@@ -90,7 +91,7 @@ def build(config: ConfigDict) -> Run:
     def fresh() -> TrainState:
         return create_train_state(model, optimizer, image_shape=train_data.image_shape, seed=config.seed)
 
-    _check_model(config, model, fresh, num_points, train_data.image_shape)
+    _check_model(model, fresh, train_data.image_shape)
     return Run(
         devices=devices,
         num_train_examples=train_data.num_examples,
@@ -106,7 +107,7 @@ def build(config: ConfigDict) -> Run:
         optimizer=optimizer,
         schedule=schedule,
         num_steps=run_length(config, train_data.num_examples),
-        init=lambda: devices.put_replicated(jax.jit(fresh)()),
+        init=lambda: devices.put_replicated(jax.jit(fresh, compiler_options=INIT_OPTIONS)()),
         evaluate=_evaluation(config, model, test_data, devices, estimator, num_points),
     )
 
@@ -151,9 +152,7 @@ def _model(config: ConfigDict, train_data: Dataset) -> Model:
     arguments = config.model[name].to_dict() if name in config.model else {}
     if config.precision != "float32":
         arguments["dtype"] = config.precision
-    return _refused_by(
-        f"model.{name}", lambda: make_model(name, num_classes=train_data.num_classes, **arguments)
-    )
+    return _refused_by(f"model.{name}", lambda: make_model(name, num_classes=train_data.num_classes, **arguments))
 
 
 def _objective(
@@ -196,16 +195,16 @@ def _schedule(config: ConfigDict, num_examples: int) -> optax.Schedule:
     )
 
 
-def _check_model(
-    config: ConfigDict, model: Model, fresh: Callable[[], TrainState], num_points: int, shape: tuple[int, ...]
-) -> None:
-    """The model takes the images, and in evaluation mode it treats each example by itself."""
-    state = _refused_by(f"model.{model.name}", lambda: jax.eval_shape(fresh))
-    inputs = jax.ShapeDtypeStruct((num_points, *shape), jnp.float32)
-    _refused_by(
-        f"model.{model.name}",
-        lambda: jacobian.check_per_example(eval_apply(model, state.model_state), state.params, inputs),
-    )
+def _check_model(model: Model, fresh: Callable[[], TrainState], image_shape: tuple[int, ...]) -> None:
+    """The model takes the images, and in evaluation mode it treats each example by itself. Only traces."""
+
+    def trace() -> Any:
+        state = fresh()
+        apply_fn, inputs = eval_apply(model, state.model_state), jnp.zeros((2, *image_shape))
+        jacobian.check_per_example(apply_fn, state.params, inputs)
+        return apply_fn(state.params, inputs)
+
+    _refused_by(f"model.{model.name}", lambda: jax.eval_shape(trace))
 
 
 def _evaluation(
@@ -231,9 +230,7 @@ def _evaluation(
     return evaluate
 
 
-def _given(
-    group: ConfigDict, *, only: list[str] | None = None, except_for: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def _given(group: ConfigDict, *, only: list[str] | None = None, except_for: tuple[str, ...] = ()) -> dict[str, Any]:
     """The group's fields that are not None."""
     names = group if only is None else [name for name in only if name in group]
     return {name: group[name] for name in names if name not in except_for and group[name] is not None}

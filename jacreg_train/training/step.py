@@ -86,9 +86,7 @@ def _loss_parts(objective: Objective, state: TrainState, batch: Batch, context: 
     n = len(batch["label"])
     device = jax.lax.axis_index(AXIS)
     first_example = device * n  # randomness depends on an example's index in the whole batch, not on devices
-    augment_key, model_key, points_key, probe_key = jax.random.split(
-        jax.random.fold_in(state.key, state.step), 4
-    )
+    augment_key, model_key, points_key, probe_key = jax.random.split(jax.random.fold_in(state.key, state.step), 4)
     images = objective.augment(augment_key, objective.normalize(batch["image"]), first_example=first_example)
 
     def task_logits(params):

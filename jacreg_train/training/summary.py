@@ -33,9 +33,7 @@ def summarize(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def print_summary(summary: Mapping[str, float], workdir: Path, *, wandb: bool, console: Console) -> None:
     """Print the table and the commands to look further."""
-    table = Table(
-        title=f"{workdir} after {summary.get('step', 0):g} steps", title_justify="left", show_header=False
-    )
+    table = Table(title=f"{workdir} after {summary.get('step', 0):g} steps", title_justify="left", show_header=False)
     for name, label, form in ROWS:
         if name in summary:
             table.add_row(label, form.format(summary[name]))

@@ -86,9 +86,7 @@ def validate(config: ConfigDict, *, num_devices: int) -> None:
     _check_lengths(config)
     _check_points(config, num_devices)
     _check_options(config, "optimizer.name", OPTIMIZERS[config.optimizer.name], _options_of_all(OPTIMIZERS))
-    _check_options(
-        config, "optimizer.schedule", SCHEDULES[config.optimizer.schedule], _options_of_all(SCHEDULES)
-    )
+    _check_options(config, "optimizer.schedule", SCHEDULES[config.optimizer.schedule], _options_of_all(SCHEDULES))
 
 
 def check_overrides(config: ConfigDict, overridden: Collection[str]) -> None:
@@ -104,9 +102,7 @@ def check_overrides(config: ConfigDict, overridden: Collection[str]) -> None:
       ConfigError: names the override, the choice and the fields that it has.
     """
     datasets = {config.dataset.name, config.jacobian.context.name}
-    unused = {
-        f"model.{name}.": ("model.name", config.model.name) for name in MODELS if name != config.model.name
-    }
+    unused = {f"model.{name}.": ("model.name", config.model.name) for name in MODELS if name != config.model.name}
     if "synthetic" not in datasets:
         unused["dataset.synthetic."] = ("dataset.name", config.dataset.name)
     for field in overridden:
@@ -131,9 +127,7 @@ def _check_fields(config: ConfigDict, like: ConfigDict | None = None, prefix: st
     like = default.get_config() if like is None else like
     for name in config:
         if name not in like:
-            raise ConfigError(
-                f"config.{prefix}{name}: there is no such field; choose from {', '.join(sorted(like))}"
-            )
+            raise ConfigError(f"config.{prefix}{name}: there is no such field; choose from {', '.join(sorted(like))}")
     for name in like:
         field = prefix + name
         if name not in config:
@@ -141,9 +135,7 @@ def _check_fields(config: ConfigDict, like: ConfigDict | None = None, prefix: st
         value, default_value = config[name], like[name]
         if isinstance(default_value, ConfigDict):
             if not isinstance(value, ConfigDict):
-                raise ConfigError(
-                    f"config.{field} = {value!r}: has the fields {', '.join(sorted(default_value))}"
-                )
+                raise ConfigError(f"config.{field} = {value!r}: has the fields {', '.join(sorted(default_value))}")
             _check_fields(value, default_value, field + ".")
         elif not (value is None and (default_value is None or field.startswith("model."))):
             _check_type(field, value, like.get_type(name))
@@ -192,9 +184,7 @@ def _check_points(config: ConfigDict, num_devices: int) -> None:
         raise ConfigError("config.jacobian.context.name = None: points = 'context' needs a data set's name")
 
 
-def _check_options(
-    config: ConfigDict, chooser: str, factory: Callable[..., Any], options: Collection[str]
-) -> None:
+def _check_options(config: ConfigDict, chooser: str, factory: Callable[..., Any], options: Collection[str]) -> None:
     """Refuse options that are given and that the chosen factory does not take."""
     group, choice = config[chooser.split(".")[0]], config[chooser.split(".")[0]][chooser.split(".")[1]]
     taken = options_of(factory)

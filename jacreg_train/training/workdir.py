@@ -69,8 +69,7 @@ def check_same_config(
     if not recorded_config:
         return
     recorded, present = (
-        _flat(redact(json.loads(json.dumps(each)))) | dict(derived(each))
-        for each in (recorded_config, config)
+        _flat(redact(json.loads(json.dumps(each)))) | dict(derived(each)) for each in (recorded_config, config)
     )
     differing = [
         f"{field}: {recorded.get(field)!r} there, {present.get(field)!r} here"

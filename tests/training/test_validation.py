@@ -35,9 +35,7 @@ def test_numbers_out_of_range_are_refused(field):
     low = float(RANGES[field][1:].split(",")[0])
     value = type(low)(low - 1)
     value = value if isinstance(dict(leaves(digits_cnn.get_config()))[field], float) else int(value)
-    message = refusal(
-        changed(**{field: value, "num_epochs": 1.0} if field != "num_epochs" else {field: value})
-    )
+    message = refusal(changed(**{field: value, "num_epochs": 1.0} if field != "num_epochs" else {field: value}))
     assert f"config.{field} = " in message
 
 
