@@ -1,7 +1,6 @@
 """One trial: an ordinary `python -m jacreg_train.main` process in its own workdir, watched from outside."""
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -19,6 +18,16 @@ OUTPUT_FILE = "output.log"
 # Where a run resumes that a worker or a person interrupted: not failures.
 _STOPPED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
 _STOP_PATIENCE_S = 120.0
+
+# On Linux a killed worker takes its run along (prctl's option 1); elsewhere the next try waits for the run's end.
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("its worker is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 @dataclass(frozen=True)
@@ -64,12 +73,11 @@ def run_trial(
     with open(workdir / OUTPUT_FILE, "ab") as output:
         start = output.tell()
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-c", _DIE_WITH_PARENT, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches the worker, which stops the run once
-            preexec_fn=_die_with_parent,
         )
     tail = _Tail(workdir / METRICS_FILE, metric)
     seen = 0
@@ -146,13 +154,6 @@ def _wait_for_lock(path: Path, on_tick: Callable[[], None], tick_s: float) -> No
             except BlockingIOError:
                 on_tick()
                 time.sleep(tick_s)
-
-
-def _die_with_parent() -> None:
-    """On Linux a killed worker takes its run along; elsewhere the next try waits for the run's end."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _last_line(path: Path, start: int, code: int) -> str:

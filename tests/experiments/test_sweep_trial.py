@@ -1,7 +1,6 @@
 """One trial's process: its records are seen as they come, and however it ends, it is said how."""
 
-import os
-import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -76,14 +75,17 @@ def test_a_failing_callback_leaves_no_process(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the next try waits for the run's end")
 def test_a_killed_worker_takes_its_run_along(tmp_path):
-    pid = os.fork()
-    if pid == 0:  # the worker
-        trial(tmp_path, num_steps=2000)
-        os._exit(0)
+    code = f"""
+from pathlib import Path
+from jacreg_train.experiments.sweep_trial import run_trial
+command = [{sys.executable!r}, {str(FAKE)!r}, "--workdir={tmp_path}", "--config.num_steps=2000"]
+run_trial(command, Path({str(tmp_path)!r}), "x")
+"""
+    worker = subprocess.Popen([sys.executable, "-c", code])
     while not (tmp_path / "metrics.jsonl").exists():
         time.sleep(0.02)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    worker.kill()
+    worker.wait()
     time.sleep(0.3)
     size = (tmp_path / "metrics.jsonl").stat().st_size
     time.sleep(0.3)
