@@ -18,6 +18,6 @@ def get_config() -> ConfigDict:
     config.model.resnet18.width = 8
     config.jacobian.weight = 1e-4
     config.optimizer.learning_rate = 2e-3
-    config.evaluation.every_steps = 150
-    config.checkpoint.every_steps = 150
+    config.evaluation.every_steps = 200
+    config.checkpoint.every_steps = 200
     return config

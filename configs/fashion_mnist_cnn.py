@@ -17,7 +17,7 @@ def get_config() -> ConfigDict:
     config.model.cnn.strides = (2, 2, 2)
     config.model.cnn.dense_width = 64
     config.model.haiku_cnn = config.model.cnn.copy_and_resolve_references()
-    config.jacobian.weight = 1e-4
+    config.jacobian.weight = 1e-5
     config.jacobian.every_steps = 4
     config.evaluation.every_steps = 1000
     config.evaluation.jacobian_examples = 1000

@@ -1,6 +1,7 @@
 """The command line: what it takes, what it refuses, which config it loads."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -164,3 +165,18 @@ def test_another_config_for_a_workdir_is_refused_with_the_fields(capsys):
     message = refusal(capsys, *TINY, "--workdir=runs/a", "--config.seed=4", "--config.jacobian.weight=1.0")
     assert "seed: 0 there, 4 here" in message
     assert "jacobian.weight: 0.0001 there, 1.0 here" in message
+
+
+def test_sigterm_ends_a_run_in_order_with_exit_code_143(tmp_path):
+    endless = [*TINY, "--config.num_steps=1000000", "--config.compilation_cache=auto"]
+    command = [sys.executable, "-m", "jacreg_train.main", *endless, "--workdir=runs/a"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline().startswith("step 10/1000000")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 143
+    assert "stopped by SIGTERM after step" in process.stderr.read()
+    saved = [path.name for path in (tmp_path / "runs/a/checkpoints").iterdir()]
+    assert len(saved) >= 1
+    assert any((tmp_path / "runs/.jax_cache").iterdir())

@@ -25,9 +25,12 @@ def test_the_newest_comes_back_whole(tmp_path):
         for step in (3, 7):
             save(checkpoints, step)
     with Checkpoints(tmp_path, keep_latest=2, keep_best=0) as checkpoints:
-        restored, position = checkpoints.restore_latest(state(0))
+        latest = checkpoints.restore_latest(state(0))
+    assert latest is not None
+    restored, position = latest
     assert position == {"train": {"position": 7}}
-    assert jax.tree.structure(restored) == jax.tree.structure(state(7))
+    assert isinstance(restored, TrainState)
+    jax.tree.map(lambda a, b: None, restored, state(7))  # one structure
     assert jnp.array_equal(jax.random.key_data(restored.key), jax.random.key_data(state(7).key))
     np.testing.assert_array_equal(restored.params["kernel"], state(7).params["kernel"])
 
@@ -40,6 +43,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert kept == [1, 3, 4]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax's abandoned reads
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     with Checkpoints(tmp_path, keep_latest=1, keep_best=0) as checkpoints:
         save(checkpoints, 1)

@@ -1,5 +1,6 @@
 """Whole runs on tiny made-up data: records, resuming, stopping, refusals."""
 
+import dataclasses
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ from jacreg_train.training.checkpoints import Checkpoints
 from jacreg_train.training.errors import ConfigError, Diverged, Interrupted
 from jacreg_train.training.loop import train_and_evaluate
 from jacreg_train.training.setup import build
+from models import make_model
 
 
 class Recorder:
@@ -181,3 +183,18 @@ def test_parts_that_do_not_fit_are_refused_without_a_workdir(config, tmp_path, c
         train_and_evaluate(config, tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_couples_examples_in_evaluation_is_refused(config, tmp_path, monkeypatch):
+    def coupled(*arguments, **named):
+        model = make_model(*arguments, **named)
+
+        def apply(params, state, inputs, **mode):
+            logits, state = model.apply(params, state, inputs, **mode)
+            return logits - logits.mean(0), state
+
+        return dataclasses.replace(model, apply=apply)
+
+    monkeypatch.setattr("jacreg_train.training.setup.make_model", coupled)
+    with pytest.raises(ConfigError, match=r"config\.model\.cnn: .*joint"):
+        train_and_evaluate(config, tmp_path)

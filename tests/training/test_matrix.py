@@ -9,8 +9,8 @@ from jacreg_train.training.devices import PARALLEL
 from models import MODELS
 
 TINY = {
-    "cnn": ["--config.model.cnn.widths=(2, 2)", "--config.model.cnn.strides=(2, 2)"],
-    "haiku_cnn": ["--config.model.haiku_cnn.widths=(2, 2)", "--config.model.haiku_cnn.strides=(2, 2)"],
+    "cnn": ["--config.model.cnn.widths=(2,)", "--config.model.cnn.strides=(2,)"],
+    "haiku_cnn": ["--config.model.haiku_cnn.widths=(2,)", "--config.model.haiku_cnn.strides=(2,)"],
     "resnet18": ["--config.model.resnet18.width=1"],
 }
 # ResNet18 takes long to compile: of its pairs these two are in the short run.

@@ -41,6 +41,7 @@ with StopRequest() as stop:
 
 def test_a_second_ctrl_c_stops_at_once_even_inside_a_long_call():
     process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
