@@ -64,7 +64,7 @@ class Checkpoints:
         """
         if step in self._manager.all_steps():
             return
-        meta = {"position": dict(position), "config": dict(config)}
+        meta = {"position": dict(position), "config": dict(config), "arrays": _describe(state)}
         self._manager.save(
             step,
             args=ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)),
@@ -84,12 +84,28 @@ class Checkpoints:
         step = self._manager.latest_step()
         if step is None:
             return None
+        meta = self._restore(step, meta=ocp.args.JsonRestore())["meta"]
+        _check_arrays(step, meta["arrays"], _describe(like))
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        try:
-            restored = self._manager.restore(
-                step,
-                args=ocp.args.Composite(state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()),
+        return self._restore(step, state=ocp.args.StandardRestore(target))["state"], meta["position"]
+
+    def _restore(self, step: int, **items: Any) -> Any:
+        return self._manager.restore(step, args=ocp.args.Composite(**items))
+
+
+def _describe(state: TrainState) -> dict[str, str]:
+    """Every array's name, type and shape."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.dtype}{list(leaf.shape)}"
+        for path, leaf in leaves
+    }
+
+
+def _check_arrays(step: int, saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    for name in [*wanted, *saved]:
+        if saved.get(name) != wanted.get(name):
+            raise ConfigError(
+                f"checkpoint {step} does not fit the model: {name} is {saved.get(name, 'missing')} there,"
+                f" {wanted.get(name, 'missing')} here"
             )
-        except ValueError as error:
-            raise ConfigError(f"checkpoint {step} does not fit the model: {str(error).splitlines()[0]}") from None
-        return restored["state"], restored["meta"]["position"]
