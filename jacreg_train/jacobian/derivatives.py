@@ -17,7 +17,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from jacreg_train.jacobian.jaxprs import depends_on_arguments
-from jacreg_train.jacobian.trees import ApplyFn, PyTree, differentiated_leaves, is_float, one_example
+from jacreg_train.jacobian.trees import ApplyFn, PyTree, differentiated_leaves, is_float, num_examples, one_example
 
 Leaves = list[Array]
 OfExample = Callable[[PyTree], tuple[Leaves, Callable[[Leaves], Array]]]
@@ -67,7 +67,7 @@ def _linear_maps(linearize: Callable[..., Any], of_example: OfExample, inputs: P
     axes = jax.tree.map(lambda depends: 0 if depends else None, depends)
     outputs, residuals = jax.vmap(of_one, out_axes=(0, axes[1]))(inputs)
     apply_one = lambda residuals, vector: structure[0].unflatten(residuals)(vector)
-    of_examples = jax.vmap(apply_one, (axes[1], None))
+    of_examples = jax.vmap(apply_one, (axes[1], None), axis_size=num_examples(inputs))
     return outputs, lambda vectors: jax.vmap(of_examples, (None, 0))(residuals, vectors)
 
 
@@ -97,13 +97,12 @@ def vector_leaves(field: str, vector: PyTree, side: PyTree, n: int, wrt: str) ->
     Raises:
         ValueError: the tree or a shape does not fit.
     """
-    sides = jax.tree.leaves(side)
-    structure: Any = jax.tree.structure(side)
-    try:
-        vectors = structure.flatten_up_to(vector)
-    except ValueError as error:
-        raise ValueError(f"{field} must be a tree like {wrt}: {error}") from error
-    pairs = [(v, leaf) for v, leaf in zip(vectors, sides, strict=True) if is_float(leaf)]
+    if jax.tree.structure(vector) != jax.tree.structure(side):
+        structures = f"{jax.tree.structure(side)}, not {jax.tree.structure(vector)}"
+        raise ValueError(f"{field} must be a tree like {wrt}: {structures}")
+    pairs = [
+        (v, leaf) for v, leaf in zip(jax.tree.leaves(vector), jax.tree.leaves(side), strict=True) if is_float(leaf)
+    ]
     axes = [example_axis(field, v, jnp.shape(leaf) if wrt == "params" else jnp.shape(leaf)[1:], n) for v, leaf in pairs]
     return [jnp.asarray(v) for v, _ in pairs], axes
 
