@@ -16,6 +16,7 @@ from jax import Array
 from jax.extend import core
 from jaxtyping import Float
 
+from jacreg_train.jacobian.convolutions import convolve
 from jacreg_train.jacobian.estimate import Estimator
 from jacreg_train.jacobian.jaxprs import evaluate_equation, is_inexact, read
 from jacreg_train.jacobian.options import WRT, check_choice, check_positive
@@ -101,7 +102,10 @@ def _evaluate_example_part(
     for index in structure.example_eqns:
         eqn = jaxpr.eqns[index]
         operands = [read(values, atom) for atom in eqn.invars]
-        outputs = evaluate_equation(eqn, operands)
+        if eqn.primitive.name == "conv_general_dilated" and eqn.params["batch_group_count"] == 1:
+            outputs = [convolve(*operands, **eqn.params)]
+        else:
+            outputs = evaluate_equation(eqn, operands)
         if index in shift_of:
             shift = iter(shift_of[index])
             outputs = [y + next(shift) if is_inexact(var) else y for y, var in zip(outputs, eqn.outvars, strict=True)]
