@@ -39,7 +39,8 @@ def get_config() -> ConfigDict:
     config.jacobian = ConfigDict()
     config.jacobian.weight = 1e-4  # of the penalty's mean per point, in the loss; 0: no penalty
     config.jacobian.wrt = "params"  # Jacobian of the logits with respect to: params | inputs
-    config.jacobian.penalty = "frobenius"  # frobenius (sum of squared entries)
+    config.jacobian.penalty = "frobenius"  # frobenius (sum of squares) | row_norm | row_sum; a row is one logit's
+    config.jacobian.target = optional(float)  # row_norm: of each row's squared norm; row_sum: of its sum; None: 1
     config.jacobian.points = "batch"  # where: batch | context (a second data set) | noise (normal images)
     config.jacobian.batch_size = optional(int)  # points a step; None: batch_size; with batch a divisor of it
     config.jacobian.every_steps = 1  # it is taken every so many steps, there with as many times the weight

@@ -44,4 +44,44 @@ def frobenius(estimator: str, *, wrt: str, **options: Any) -> Penalty:
     return penalty
 
 
-PENALTIES: dict[str, Callable[..., Penalty]] = {"frobenius": frobenius}
+def row_norm(estimator: str, *, wrt: str, target: float = 1.0, **options: Any) -> Penalty:
+    """The sum over all rows of the Jacobian of (squared norm - ``target``)^2.
+
+    Exact by the rows, in the estimator's chunks; with the stochastic estimator unbiased, from ``2 num_probes``
+    tangent probes.
+
+    Raises:
+      ValueError: an option of the estimator that the functional does not take.
+    """
+    cotangent = options.get("probe") == "cotangent" or options.get("orthogonal")
+    if cotangent or options.get("joint"):
+        given = ", ".join(f"{name}={options[name]!r}" for name in ("probe", "orthogonal", "joint") if name in options)
+        raise ValueError(f"{given} has no meaning for the penalty 'row_norm'; choices: probe='tangent'")
+    arguments: dict[str, Any] = {"chunk": options.get("output_chunk"), "example_chunk": options.get("example_chunk")}
+    if estimator == "stochastic":
+        arguments |= {"num_probes": options.get("num_probes", 1), "distribution": options.get("distribution")}
+
+    def penalty(apply_fn, params, inputs, key, first_example) -> PenaltyValue:
+        estimate = jacobian.row_norm(
+            apply_fn, params, inputs, wrt=wrt, target=target, key=key, first_example=first_example, **arguments
+        )
+        return PenaltyValue(estimate.value, estimate.standard_error, estimate.outputs)
+
+    return penalty
+
+
+def row_sum(estimator: str, *, wrt: str, target: float = 1.0, **options: Any) -> Penalty:
+    """The sum over all rows of the Jacobian of (sum of entries - ``target``)^2, exact from one forward-mode pass.
+
+    It takes no estimator: that one serves the evaluation alone, but for its ``example_chunk``.
+    """
+
+    def penalty(apply_fn, params, inputs, key, first_example) -> PenaltyValue:
+        example_chunk = options.get("example_chunk")
+        estimate = jacobian.row_sum(apply_fn, params, inputs, wrt=wrt, target=target, example_chunk=example_chunk)
+        return PenaltyValue(estimate.value, estimate.standard_error, estimate.outputs)
+
+    return penalty
+
+
+PENALTIES: dict[str, Callable[..., Penalty]] = {"frobenius": frobenius, "row_norm": row_norm, "row_sum": row_sum}

@@ -164,7 +164,9 @@ def _objective(
         term = PenaltyTerm(
             penalty=_refused_by(
                 "jacobian",
-                lambda: PENALTIES[core.penalty](core.estimator.name, wrt=core.wrt, **options),
+                lambda: PENALTIES[core.penalty](
+                    core.estimator.name, wrt=core.wrt, **_given(core, only=["target"]), **options
+                ),
             ),
             points=POINTS[core.points](
                 num_points=num_points, batch_size=config.batch_size, image_shape=train_data.image_shape

@@ -85,6 +85,7 @@ def validate(config: ConfigDict, *, num_devices: int) -> None:
             raise ConfigError(f"config.{field} = {fields[field]!r}: choose a value in {interval}")
     _check_lengths(config)
     _check_points(config, num_devices)
+    _check_target(config)
     _check_options(config, "optimizer.name", OPTIMIZERS[config.optimizer.name], _options_of_all(OPTIMIZERS))
     _check_options(config, "optimizer.schedule", SCHEDULES[config.optimizer.schedule], _options_of_all(SCHEDULES))
 
@@ -182,6 +183,20 @@ def _check_points(config: ConfigDict, num_devices: int) -> None:
         )
     if points == "context" and "name" not in given:
         raise ConfigError("config.jacobian.context.name = None: points = 'context' needs a data set's name")
+
+
+def _check_target(config: ConfigDict) -> None:
+    target, penalty = config.jacobian.target, config.jacobian.penalty
+    if target is None:
+        return
+    takers = [name for name, factory in PENALTIES.items() if "target" in options_of(factory)]
+    if penalty not in takers:
+        raise ConfigError(
+            f"config.jacobian.target = {target!r} has no meaning with config.jacobian.penalty = {penalty!r}; choose"
+            f" None, or a penalty from {', '.join(takers)}"
+        )
+    if not math.isfinite(target):
+        raise ConfigError(f"config.jacobian.target = {target!r}: choose a finite number")
 
 
 def _check_options(config: ConfigDict, chooser: str, factory: Callable[..., Any], options: Collection[str]) -> None:
