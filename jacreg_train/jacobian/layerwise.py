@@ -19,8 +19,9 @@ from jaxtyping import Float
 from jacreg_train.jacobian.convolutions import convolve
 from jacreg_train.jacobian.estimate import Estimator
 from jacreg_train.jacobian.jaxprs import evaluate_equation, is_inexact, read
+from jacreg_train.jacobian.known_parts import known_squared_norm
 from jacreg_train.jacobian.options import WRT, check_choice, check_positive
-from jacreg_train.jacobian.rows import Pullback, SquaredNorms, row_estimator
+from jacreg_train.jacobian.rows import Pullback, SplitPullback, SquaredNorms, row_estimator
 from jacreg_train.jacobian.rules import Operand, weight_cotangent, weight_squared_norm
 from jacreg_train.jacobian.structure import Contact, Structure, find_structure
 from jacreg_train.jacobian.trees import (
@@ -47,6 +48,18 @@ def layerwise(*, wrt: str = "params", example_chunk: int | None = None, output_c
 
 def params_pullback(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> tuple[Float[Array, "n ..."], SquaredNorms]:
     """The outputs, and the function from output cotangents `v` to `|J_i^T v_ki|^2`, for parameter Jacobians `J_i`."""
+    outputs, _, squared_norms = _params_pullback(apply_fn, params, inputs, split=False)
+    return outputs, squared_norms
+
+
+def split_params_pullback(
+    apply_fn: ApplyFn, params: PyTree, inputs: PyTree
+) -> tuple[Float[Array, "n ..."], Float[Array, " n"], SquaredNorms]:
+    """The outputs, what of `|J_i|^2` is known without cotangents, and the function from cotangents to the rest."""
+    return _params_pullback(apply_fn, params, inputs, split=True)
+
+
+def _params_pullback(apply_fn, params, inputs, split):
     leaves, rest, join = differentiated_leaves(params, "params")
     apply_one = one_example(apply_fn)
     example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
@@ -62,13 +75,15 @@ def params_pullback(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> tuple[
     ]
     outputs, pull, activations = jax.vjp(lambda shifts: forward(rows, shifts), shifts, has_aux=True)
 
+    known = _known_norms(structure, shared, activations) if split else {}
+
     def squared_norms(cotangents):
         (at_contacts,) = jax.vmap(pull)(cotangents)
         zero = jnp.zeros(cotangents.shape[:2], accumulation_dtype(cotangents.dtype))
-        free = _free_norms(structure, shared, activations, at_contacts)
+        free = _free_norms(structure, shared, activations, at_contacts, known)
         return sum(free + _pulled_norms(structure, leaves, shared, activations, at_contacts), start=zero)
 
-    return outputs, squared_norms
+    return outputs, sum(known.values(), start=jnp.zeros(n, accumulation_dtype(outputs.dtype))), squared_norms
 
 
 def _evaluate_shared_part(structure: Structure, leaves: Sequence[Array]) -> dict[Any, Any]:
@@ -129,11 +144,27 @@ def _operands(structure: Structure, contact: Contact, shared: dict[Any, Any], ta
     ]
 
 
-def _free_norms(structure, shared, activations, at_contacts) -> list[Float[Array, "K n"]]:
+def _known_norms(structure, shared, activations) -> dict[core.Var, Float[Array, " n"] | int]:
+    """For the free weights of direct contacts, where there is a closed form: the sum over all outputs' cotangents."""
+    found = {}
+    for contact, taken in zip(structure.contacts, activations, strict=True):
+        for position in contact.positions:
+            weight = structure.weight(contact, position)
+            if contact.index not in structure.direct or weight not in structure.free:
+                continue
+            eqn = structure.jaxpr.jaxpr.eqns[contact.index]
+            norm = known_squared_norm(eqn, position, _operands(structure, contact, shared, taken))
+            if norm is not None:
+                found[weight] = norm
+    return found
+
+
+def _free_norms(structure, shared, activations, at_contacts, known) -> list[Float[Array, "K n"]]:
     found = []
     for contact, taken, cotangents in zip(structure.contacts, activations, at_contacts, strict=True):
         for position in contact.positions:
-            if structure.weight(contact, position) not in structure.free:
+            weight = structure.weight(contact, position)
+            if weight not in structure.free or weight in known:
                 continue
             if contact.index is None:
                 found.append(squared_sum(cotangents[0], 2))
@@ -188,4 +219,13 @@ def inputs_pullback(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> tuple[
     return outputs, squared_norms
 
 
+def split_inputs_pullback(
+    apply_fn: ApplyFn, params: PyTree, inputs: PyTree
+) -> tuple[Float[Array, "n ..."], Float[Array, " n"], SquaredNorms]:
+    """The same for input Jacobians, of which nothing is known without cotangents."""
+    outputs, squared_norms = inputs_pullback(apply_fn, params, inputs)
+    return outputs, jnp.zeros(len(outputs), accumulation_dtype(outputs.dtype)), squared_norms
+
+
 PULLBACKS: dict[str, Pullback] = {"params": params_pullback, "inputs": inputs_pullback}
+SPLIT_PULLBACKS: dict[str, SplitPullback] = {"params": split_params_pullback, "inputs": split_inputs_pullback}

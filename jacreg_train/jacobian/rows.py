@@ -19,6 +19,7 @@ from jacreg_train.jacobian.trees import ApplyFn, PyTree
 
 SquaredNorms = Callable[[Float[Array, "k n ..."]], Float[Array, "k n"]]
 Pullback = Callable[[ApplyFn, PyTree, PyTree], tuple[Float[Array, "n ..."], SquaredNorms]]
+SplitPullback = Callable[[ApplyFn, PyTree, PyTree], tuple[Float[Array, "n ..."], Float[Array, " n"], SquaredNorms]]
 
 
 def row_estimator(pullback: Pullback, example_chunk: int | None, output_chunk: int | None) -> Estimator:

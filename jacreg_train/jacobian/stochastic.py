@@ -1,7 +1,8 @@
 """Unbiased estimates from random probes: `E[|J^T v|^2] = E[|J u|^2] = |J|^2` for probes with identity covariance.
 
 Hutchinson, "A stochastic estimator of the trace of the influence matrix", 1990. Cotangent probes live in output space,
-one set per example, and go through the layerwise machinery; tangent probes live where the derivative is taken.
+one set per example, and go through the layerwise machinery; what is known without them, the last layer's part mostly,
+is added exactly. Tangent probes live where the derivative is taken.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jaxtyping import Float, Int
 
 from jacreg_train.jacobian.chunking import sum_over_chunks
 from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate
-from jacreg_train.jacobian.layerwise import PULLBACKS
+from jacreg_train.jacobian.layerwise import SPLIT_PULLBACKS
 from jacreg_train.jacobian.options import WRT, check_choice, check_positive
 from jacreg_train.jacobian.probes import DISTRIBUTIONS, draw_like, draw_orthogonal_probes, draw_probes, example_keys
 from jacreg_train.jacobian.trees import (
@@ -93,7 +94,7 @@ def _cotangent_estimator(wrt, num_probes, distribution, orthogonal, example_chun
 
         def of_examples(params, rows, counted):
             inputs, keys = rows
-            outputs, squared_norms = PULLBACKS[wrt](apply_fn, params, inputs)
+            outputs, known, squared_norms = SPLIT_PULLBACKS[wrt](apply_fn, params, inputs)
             probes = jax.vmap(lambda key: draw(key, outputs), out_axes=1)(keys)
             probes = probes.reshape(num_probes, *outputs.shape)
 
@@ -102,14 +103,14 @@ def _cotangent_estimator(wrt, num_probes, distribution, orthogonal, example_chun
                 return jnp.sum(jnp.where(counted_probes[:, None] & counted, squares, 0)), squares
 
             total, squares = sum_over_chunks(of_probes, (), probes, output_chunk)
-            return total, (squares.T, outputs)
+            return total + jnp.sum(jnp.where(counted, known, 0)), (squares.T, known, outputs)
 
-        total, (squares, outputs) = sum_over_chunks(of_examples, params, (inputs, keys), example_chunk)
+        total, (squares, known, outputs) = sum_over_chunks(of_examples, params, (inputs, keys), example_chunk)
         # Sampling without replacement: orthogonal probes leave out the part of the space already seen.
         unseen = 1 - num_probes / num_outputs if orthogonal else 1.0
         return JacobianEstimate(
             squared_norm=total,
-            per_example=jnp.sum(squares, axis=1),
+            per_example=known + jnp.sum(squares, axis=1),
             per_output=None,
             outputs=outputs,
             standard_error=_standard_error(squares * num_probes, unseen),

@@ -5,13 +5,14 @@ the example. The others make up the *example part*; where one of them takes a va
 parameters, a *weight*, there is a *contact*. A parameter leaf is *free* when its entries reach one
 contact, each once and unchanged, so that the squared norm of the weight's cotangent is that of the leaf's. All other
 leaves (tied, standardised, broadcast ...) are *pulled back*: the cotangents of their weights are added up and taken
-through the shared part before squaring.
+through the shared part before squaring. An equation of the example part is *direct* when its output reaches the
+function's output, each entry once, through rearrangements, additions and changes of sign.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import jax.numpy as jnp
@@ -34,6 +35,9 @@ REARRANGEMENTS = frozenset(
     }
     | {"broadcast_in_dim", "optimization_barrier", "sharding_constraint"}
 )
+
+# Each entry of the result is the sum of one entry of each operand, with a sign.
+ADDITIONS = frozenset({"add", "add_any", "sub", "neg"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Structure:
         weights: the variables of the shared part that contacts take.
         free: the weights whose cotangent's squared norm is that of their leaves.
         pulled: positions of the leaves that are pulled back.
+        direct: indices of the direct equations.
     """
 
     jaxpr: core.ClosedJaxpr
@@ -72,6 +77,7 @@ class Structure:
     weights: tuple[core.Var, ...]
     free: frozenset[core.Var]
     pulled: tuple[int, ...]
+    direct: frozenset[int]
 
     def weight(self, contact: Contact, position: int) -> core.Var:
         """The weight that `contact` takes at `position`."""
@@ -118,6 +124,7 @@ def find_structure(jaxpr: core.ClosedJaxpr, num_params: int) -> Structure:
         tuple(weights),
         free,
         pulled,
+        _direct_equations(jaxpr.jaxpr, needed, example_eqns),
     )
 
 
@@ -145,7 +152,7 @@ def _free_weights(
 
     def rearranged_leaves(var: Any) -> set[core.Var] | None:
         """The leaves whose entries `var` consists of, or None where it is anything else."""
-        if uses[var] != 1 or not jnp.issubdtype(var.aval.dtype, jnp.floating):
+        if uses[var] != 1 or not _is_floating(var):
             return None
         if var not in producer:
             return {var}
@@ -172,6 +179,31 @@ def _free_weights(
         frozenset(weight for weight, found in free.items() if found),
         tuple(i for i, leaf in enumerate(leaves) if leaf in pulled),
     )
+
+
+def _direct_equations(jaxpr: Any, needed: list[int], example_eqns: list[int]) -> frozenset[int]:
+    uses = Counter(atom for index in needed for atom in jaxpr.eqns[index].invars if not isinstance(atom, core.Literal))
+    uses.update(atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal))
+    producer = {var: index for index in example_eqns for var in jaxpr.eqns[index].outvars}
+    direct, reached = set(), list(jaxpr.outvars)
+    while reached:
+        var = reached.pop()
+        if isinstance(var, core.Literal) or var not in producer or uses[var] != 1 or not _is_floating(var):
+            continue
+        direct.add(producer[var])
+        eqn = jaxpr.eqns[producer[var]]
+        if len(eqn.outvars) > 1:
+            continue
+        rearranged = eqn.primitive.name in REARRANGEMENTS and sum(x.aval.size for x in eqn.invars) == var.aval.size
+        if rearranged:
+            reached.extend(eqn.invars)
+        elif eqn.primitive.name in ADDITIONS:  # an operand that is broadcast reaches the output several times
+            reached.extend(x for x in eqn.invars if x.aval.size == var.aval.size)
+    return frozenset(direct)
+
+
+def _is_floating(var: Any) -> bool:
+    return jnp.issubdtype(var.aval.dtype, jnp.floating)
 
 
 def _leaves_reaching(jaxpr: core.Jaxpr, leaves: set[core.Var], shared_eqns: list[int]) -> dict[core.Var, set[core.Var]]:
