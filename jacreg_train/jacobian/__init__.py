@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from jacreg_train.jacobian.auto import Candidate, Choice, auto, choose
 from jacreg_train.jacobian.contraction import contract
 from jacreg_train.jacobian.coupling import check_per_example, for_separate_examples
 from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate
@@ -23,6 +24,7 @@ ESTIMATORS: dict[str, Callable[..., Estimator]] = {
     "chunked": chunked,
     "layerwise": layerwise,
     "stochastic": stochastic,
+    "auto": auto,
 }
 
 
@@ -46,11 +48,14 @@ def make_estimator(name: str, *, wrt: str = "params", **options: Any) -> Estimat
 
 __all__ = [
     "ESTIMATORS",
+    "Candidate",
+    "Choice",
     "Estimator",
     "FunctionalEstimate",
     "JacobianEstimate",
     "bilinear",
     "check_per_example",
+    "choose",
     "contract",
     "make_estimator",
     "row_norm",

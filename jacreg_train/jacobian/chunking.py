@@ -19,7 +19,14 @@ from jaxtyping import Float
 
 from jacreg_train.jacobian.convolutions import canonicalize_convolutions
 from jacreg_train.jacobian.jaxprs import hoist
-from jacreg_train.jacobian.trees import PyTree, accumulation_dtype, num_examples, split_floats
+from jacreg_train.jacobian.trees import (
+    PyTree,
+    accumulation_dtype,
+    num_examples,
+    split_floats,
+    vary,
+    varying_axes,
+)
 
 Block = Callable[[PyTree, PyTree, Array], tuple[Array, PyTree]]
 
@@ -44,7 +51,8 @@ def sum_over_chunks(block: Block, shared: PyTree, rows: PyTree, chunk: int | Non
     count = -(-n // chunk)
     size = -(-n // count)  # chunks of equal size: less padding than full ones and a short last one
     index = jnp.arange(count * size).reshape(count, size)
-    chunks = jax.tree.map(lambda leaf: leaf[jnp.minimum(index, n - 1)], rows)  # the last row pads
+    padded = jnp.minimum(index, n - 1)  # by repeating the last row
+    chunks = jax.tree.map(lambda leaf: jnp.asarray(leaf)[padded], rows)
 
     counted = index < n
     block, closed_over = hoist(block, shared, _first(chunks), counted[0])
@@ -69,7 +77,7 @@ def _differentiable_loop(evaluate: Callable[..., tuple[Array, PyTree]]) -> Calla
 
     def zero_total(shared, rows, shared_rest, rows_rest):
         part, _ = jax.eval_shape(evaluate, shared, _first(rows), shared_rest, _first(rows_rest))
-        return jnp.zeros(part.shape, part.dtype)
+        return vary(jnp.zeros(part.shape, part.dtype), varying_axes(shared, rows))
 
     @jax.custom_vjp
     def loop(shared, rows, shared_rest, rows_rest):
@@ -95,7 +103,7 @@ def _differentiable_loop(evaluate: Callable[..., tuple[Array, PyTree]]) -> Calla
             shared_bar, rows_bar = pull(jnp.ones_like(part))
             return (total + part, _add(gradient, shared_bar)), (results, rows_bar if wants_rows else None)
 
-        start = (zero_total(*args), _accumulators(shared))
+        start = (zero_total(*args), _accumulators(shared, varying_axes(shared, rows)))
         (total, gradient), (results, rows_gradient) = _scan(step, start, (rows, rows_rest))
         return (total, results), (args, gradient, rows_gradient)
 
@@ -115,7 +123,9 @@ def _differentiable_loop(evaluate: Callable[..., tuple[Array, PyTree]]) -> Calla
                 return _add(gradient, shared_bar), rows_bar
 
             results_bar = jax.tree.map(_materialize, results_bar, is_leaf=_is_zero)
-            gradient, rows_gradient = _scan(step, _accumulators(shared), (rows, rows_rest, results_bar))
+            gradient, rows_gradient = _scan(
+                step, _accumulators(shared, varying_axes(shared, rows)), (rows, rows_rest, results_bar)
+            )
         if rows_gradient is None:  # nobody differentiates with respect to the rows
             rows_gradient = jax.tree.map(jnp.zeros_like, rows)
         return _cast_like(gradient, shared), _cast_like(rows_gradient, rows), None, None
@@ -129,8 +139,9 @@ def _scan(step, carry, chunks):
     return lax.scan(canonicalize_convolutions(step), carry, chunks)
 
 
-def _accumulators(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, accumulation_dtype(leaf.dtype)), tree)
+def _accumulators(tree: PyTree, axes: frozenset[str]) -> PyTree:
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, accumulation_dtype(leaf.dtype)), tree)
+    return vary(zeros, axes)
 
 
 def _add(tree: PyTree, other: PyTree) -> PyTree:
@@ -146,7 +157,7 @@ def _is_zero(bar: Any) -> bool:
 
 
 def _materialize(bar: Any) -> Any:
-    return jnp.zeros(bar.shape, bar.dtype) if _is_zero(bar) else bar
+    return vary(jnp.zeros(bar.shape, bar.dtype), bar.aval.manual_axis_type.varying) if _is_zero(bar) else bar
 
 
 def _first(tree: PyTree) -> PyTree:

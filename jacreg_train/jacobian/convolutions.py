@@ -72,11 +72,11 @@ def _register(primitive: core.Primitive) -> None:
             batched = list(params["shape"])
             batched[out_place] *= x.shape[x_axis]
             params = {**params, "shape": tuple(batched)}
-        size = x.shape[x_axis]
         x = jnp.moveaxis(x, x_axis, place)
-        x = x.reshape(*x.shape[:place], size * x.shape[place + 1], *x.shape[place + 2 :])
+        size, examples = x.shape[place : place + 2]
+        x = x.reshape(*x.shape[:place], size * examples, *x.shape[place + 2 :])
         y = primitive.bind(x, kernel, **params)
-        return y.reshape(*y.shape[:out_place], size, y.shape[out_place] // size, *y.shape[out_place + 1 :]), out_place
+        return y.reshape(*y.shape[:out_place], size, examples, *y.shape[out_place + 1 :]), out_place
 
     primitive.def_impl(lambda x, kernel, **params: implementation(x, kernel, **params))
     primitive.def_abstract_eval(abstract)

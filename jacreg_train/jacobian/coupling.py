@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from jacreg_train.jacobian.estimate import Estimator
-from jacreg_train.jacobian.jaxprs import inline_calls, needed_equations
-from jacreg_train.jacobian.trees import ApplyFn, PyTree
+from jacreg_train.jacobian.jaxprs import CALLS, called_jaxpr, dependent_outputs, inline_calls, needed_equations
+from jacreg_train.jacobian.trees import ApplyFn, PyTree, vary, varying_axes
 
 PRIMES = (1009, 1013, 1019, 1021, 1031, 1033)
 CALLS = {
@@ -44,7 +44,8 @@ def check_per_example(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> None
         jaxpr = jax.make_jaxpr(lambda inputs: apply_fn(params, inputs))(batch)
     except Exception:  # a function written for one batch size; its own trace shows any real fault
         return
-    met = _where_examples_meet(inline_calls(jaxpr).jaxpr, prime)
+    inlined = inline_calls(jaxpr).jaxpr
+    met = _where_examples_meet(inlined, prime, set(inlined.invars))
     if met is not None:
         raise ValueError(
             f"apply_fn is joint: its examples meet in the operation {met!r}, so the Jacobian of one example is not "
@@ -59,27 +60,30 @@ def for_separate_examples(estimator: Estimator) -> Estimator:
     @functools.wraps(estimator)
     def checked(apply_fn, params, inputs, key=None, *, first_example=0):
         check_per_example(apply_fn, params, inputs)
+        axes = varying_axes(params, inputs)  # on each device of a shard_map the parameters are those of its examples
+        params, inputs, key = vary((params, inputs, key), axes)
         return estimator(apply_fn, params, inputs, key, first_example=first_example)
 
     return checked
 
 
-def _where_examples_meet(jaxpr: core.Jaxpr, prime: int, reached: set[Any] | None = None) -> str | None:
-    depends = set(jaxpr.invars) if reached is None else reached
+def _where_examples_meet(jaxpr: core.Jaxpr, prime: int, depends: set[Any]) -> str | None:
+    """The first operation whose result depends on examples without showing one example axis; None if there is none."""
     for index in needed_equations(jaxpr):
         eqn = jaxpr.eqns[index]
         touched = [not isinstance(atom, core.Literal) and atom in depends for atom in eqn.invars]
         if not any(touched):
             continue
-        for var in eqn.outvars:
+        reached = [var for var, reach in zip(eqn.outvars, dependent_outputs(eqn, touched), strict=True) if reach]
+        for var in reached:
             if sum(size > 0 and size % prime == 0 for size in getattr(var.aval, "shape", (prime,))) != 1:
                 return eqn.primitive.name
-        depends.update(eqn.outvars)
+        depends.update(reached)
         if eqn.primitive.name in CALLS:
-            body = eqn.params[CALLS[eqn.primitive.name]]
-            body = body.jaxpr if isinstance(body, core.ClosedJaxpr) else body
-            inner = {var for var, touch in zip(body.invars, touched, strict=True) if touch}
-            met = _where_examples_meet(body, prime, inner)
+            body = called_jaxpr(eqn)
+            met = _where_examples_meet(
+                body, prime, {var for var, touch in zip(body.invars, touched, strict=True) if touch}
+            )
             if met is not None:
                 return met
     return None

@@ -48,7 +48,7 @@ def exact(*, wrt: str = "params", joint: bool = False) -> Estimator:
         axes = (None, None, 0) if wrt == "params" else (0, 0, 0)
         each = (lambda fun: fun) if joint else (lambda fun: jax.vmap(fun, axes))
         outputs = each(function)(leaves, rest, inputs)
-        jacobian = each(jax.jacrev(function))(leaves, rest, inputs) if leaves else []
+        jacobian = each(jax.jacrev(function))(leaves, rest, inputs) if leaves and outputs.size else []
         zero = jnp.zeros(outputs.shape, accumulation_dtype(outputs.dtype))
         per_output = sum((squared_sum(leaf, outputs.ndim) for leaf in jacobian), start=zero)
         per_output = per_output.reshape(len(outputs), math.prod(outputs.shape[1:]))
@@ -128,7 +128,7 @@ def dense_params_pullback(
         return output, residuals
 
     # The residuals hold the weights too; only what depends on the example gets an example axis.
-    example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
+    example = jax.tree.map(lambda leaf: jax.typeof(leaf).update(shape=leaf.shape[1:]), inputs)
     depends = depends_on_arguments(pull_one, example)
     axes = jax.tree.map(lambda depends: 0 if depends else None, depends)
     outputs, residuals = jax.vmap(pull_one, out_axes=(0, axes[1]))(inputs)

@@ -61,22 +61,79 @@ def inline_calls(jaxpr: core.ClosedJaxpr) -> core.ClosedJaxpr:
         return evaluate_equation(eqn, inputs)
 
     inlined = jax.make_jaxpr(lambda *arguments: evaluate(jaxpr, arguments, evaluate_inline))
-    return inlined(*(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in jaxpr.jaxpr.invars))
+    return inlined(*(var.aval for var in jaxpr.jaxpr.invars))
 
 
 def is_inexact(atom: Any) -> bool:
     return jnp.issubdtype(atom.aval.dtype, jnp.inexact)
 
 
+# Equations that call a jaxpr once with their own operands, and the parameter that holds it.
+CALLS = {
+    "jit": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
+
+
+def called_jaxpr(eqn: core.JaxprEqn) -> core.Jaxpr:
+    """The jaxpr of an equation in `CALLS`."""
+    return open_jaxpr(eqn.params[CALLS[eqn.primitive.name]])
+
+
+def open_jaxpr(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> core.Jaxpr:
+    return jaxpr.jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else jaxpr
+
+
+def dependent_outputs(eqn: core.JaxprEqn, touched: Sequence[bool]) -> list[bool]:
+    """For each output whether it may depend on one of the operands marked in `touched`, through control flow."""
+    name, params = eqn.primitive.name, eqn.params
+    if name in CALLS:
+        return _flow(called_jaxpr(eqn), touched)
+    if name == "cond":
+        index, *operands = touched
+        branches = [_flow(open_jaxpr(branch), operands) for branch in params["branches"]]
+        return [index or any(outputs) for outputs in zip(*branches, strict=True)]
+    if name == "scan":
+        consts, carries = params["num_consts"], params["num_carry"]
+        fixed, carry, xs = touched[:consts], touched[consts : consts + carries], touched[consts + carries :]
+        step = lambda carry: _flow(open_jaxpr(params["jaxpr"]), [*fixed, *carry, *xs])
+        carry = _until_stable(lambda carry: step(carry)[:carries], carry)
+        return [*carry, *step(carry)[carries:]]
+    if name == "while":
+        of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
+        tested, fixed, carry = touched[:of_cond], touched[of_cond : of_cond + of_body], touched[of_cond + of_body :]
+        body = lambda carry: _flow(open_jaxpr(params["body_jaxpr"]), [*fixed, *carry])
+        carry = _until_stable(body, carry)
+        stops = any(_flow(open_jaxpr(params["cond_jaxpr"]), [*tested, *carry]))
+        return [stops or reached for reached in carry]
+    return [any(touched)] * len(eqn.outvars)
+
+
+def _until_stable(step: Callable[[Sequence[bool]], Sequence[bool]], carry: Sequence[bool]) -> list[bool]:
+    while (following := [a or b for a, b in zip(carry, step(carry), strict=True)]) != list(carry):
+        carry = following
+    return list(carry)
+
+
+def _flow(jaxpr: core.Jaxpr, touched: Sequence[bool]) -> list[bool]:
+    depends = {var for var, touch in zip(jaxpr.invars, touched, strict=True) if touch}
+    reached = lambda atom: not isinstance(atom, core.Literal) and atom in depends
+    for eqn in jaxpr.eqns:
+        operands = [reached(atom) for atom in eqn.invars]
+        if any(operands):
+            outputs = dependent_outputs(eqn, operands)
+            depends.update(var for var, reach in zip(eqn.outvars, outputs, strict=True) if reach)
+    return [reached(atom) for atom in jaxpr.outvars]
+
+
 def depends_on_arguments(fun: Callable[..., Any], *arguments: Any) -> Any:
     """For each leaf of `fun`'s result, in the result's structure, whether it may depend on the arguments."""
     jaxpr, shapes = jax.make_jaxpr(fun, return_shape=True)(*arguments)
-    depends = set(jaxpr.jaxpr.invars)
-    reached = lambda atom: not isinstance(atom, core.Literal) and atom in depends
-    for eqn in jaxpr.jaxpr.eqns:
-        if any(map(reached, eqn.invars)):
-            depends.update(eqn.outvars)
-    return jax.tree.unflatten(jax.tree.structure(shapes), [reached(atom) for atom in jaxpr.jaxpr.outvars])
+    depends = _flow(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.invars))
+    return jax.tree.unflatten(jax.tree.structure(shapes), depends)
 
 
 def needed_equations(jaxpr: core.Jaxpr) -> list[int]:

@@ -32,6 +32,8 @@ from jacreg_train.jacobian.trees import (
     num_examples,
     one_example,
     squared_sum,
+    vary,
+    varying_axes,
 )
 
 
@@ -62,7 +64,7 @@ def split_params_pullback(
 def _params_pullback(apply_fn, params, inputs, split):
     leaves, rest, join = differentiated_leaves(params, "params")
     apply_one = one_example(apply_fn)
-    example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
+    example = jax.tree.map(lambda leaf: jax.typeof(leaf).update(shape=leaf.shape[1:]), inputs)
     jaxpr = jax.make_jaxpr(lambda leaves, x: apply_one(join(leaves, rest), x))(leaves, example)
     structure = find_structure(jaxpr, len(leaves))
     shared = _evaluate_shared_part(structure, leaves)
@@ -73,6 +75,7 @@ def _params_pullback(apply_fn, params, inputs, split):
         [jnp.zeros((n, *aval.shape), aval.dtype) for aval in _shifted_avals(structure, contact)]
         for contact in structure.contacts
     ]
+    shifts = vary(shifts, varying_axes(params, inputs))
     outputs, pull, activations = jax.vjp(lambda shifts: forward(rows, shifts), shifts, has_aux=True)
 
     known = _known_norms(structure, shared, activations) if split else {}

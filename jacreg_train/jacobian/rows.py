@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from jacreg_train.jacobian.chunking import sum_over_chunks
 from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate
-from jacreg_train.jacobian.trees import ApplyFn, PyTree
+from jacreg_train.jacobian.trees import ApplyFn, PyTree, vary, varying_axes
 
 SquaredNorms = Callable[[Float[Array, "k n ..."]], Float[Array, "k n"]]
 Pullback = Callable[[ApplyFn, PyTree, PyTree], tuple[Float[Array, "n ..."], SquaredNorms]]
@@ -63,4 +63,5 @@ def one_hot_cotangents(ids: Array, outputs: Float[Array, "n ..."]) -> Float[Arra
     """For each output index in `ids` the cotangent that picks it, for every example."""
     size = math.prod(outputs.shape[1:])
     rows = (ids[:, None] == jnp.arange(size)).astype(outputs.dtype)
-    return jnp.broadcast_to(rows.reshape(len(ids), 1, *outputs.shape[1:]), (len(ids), *outputs.shape))
+    rows = jnp.broadcast_to(rows.reshape(len(ids), 1, *outputs.shape[1:]), (len(ids), *outputs.shape))
+    return vary(rows, varying_axes(outputs))

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 PyTree = Any
 ApplyFn = Callable[[PyTree, PyTree], Array]
@@ -83,3 +83,20 @@ def squared_sum(values: Array, keep: int) -> Array:
     """Sum of squares over all axes but the first `keep`, accumulated in float32 or wider."""
     values = values.astype(accumulation_dtype(values.dtype))
     return jnp.sum(jnp.square(values), axis=tuple(range(keep, values.ndim)))
+
+
+def varying_axes(*trees: PyTree) -> frozenset[str]:
+    """The mesh axes of an enclosing `shard_map` over which some leaf differs between devices."""
+    return frozenset().union(
+        *(jax.typeof(leaf).manual_axis_type.varying for leaf in jax.tree.leaves(trees) if isinstance(leaf, Array))
+    )
+
+
+def vary(tree: PyTree, axes: frozenset[str]) -> PyTree:
+    """Marks every leaf as differing over `axes`. Derivatives then stay on their device; the mark's own adds them up."""
+
+    def mark(leaf):
+        missing = axes - jax.typeof(leaf).manual_axis_type.varying
+        return lax.pcast(leaf, tuple(missing), to="varying") if missing else leaf
+
+    return jax.tree.map(mark, tree) if axes else tree
