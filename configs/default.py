@@ -49,7 +49,7 @@ def get_config() -> ConfigDict:
     config.jacobian.context.data_dir = optional(str)  # as dataset.data_dir
     config.jacobian.context.split = optional(str)  # TFDS split expression; None: train
     config.jacobian.estimator = ConfigDict()
-    config.jacobian.estimator.name = "layerwise"  # exact | chunked | layerwise | stochastic
+    config.jacobian.estimator.name = "layerwise"  # exact | chunked | layerwise | stochastic | auto (measures)
     # Options are None (the estimator's own default) unless given; one that it doesn't take is refused.
     config.jacobian.estimator.example_chunk = optional(int)  # examples at a time; bounds memory, same value
     config.jacobian.estimator.output_chunk = optional(int)  # outputs at a time; bounds memory, same value
@@ -57,6 +57,8 @@ def get_config() -> ConfigDict:
     config.jacobian.estimator.probe = optional(str)  # stochastic: cotangent (output space) | tangent
     config.jacobian.estimator.distribution = optional(str)  # stochastic: rademacher | gaussian | sphere
     config.jacobian.estimator.orthogonal = optional(bool)  # stochastic: probes of an example are orthogonal
+    config.jacobian.estimator.memory_budget_gib = optional(float)  # auto: GiB a device; None: what is free
+    config.jacobian.estimator.allow_stochastic = optional(bool)  # auto: whether probes may be chosen
 
     config.optimizer = ConfigDict()
     config.optimizer.name = "adamw"  # sgd | adam | adamw

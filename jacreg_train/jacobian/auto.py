@@ -335,7 +335,7 @@ def _nothing_left(measured: list[tuple[Candidate, Exception | None]], budget: fl
     if not sized:  # all failed, and the first is the one that takes the most functions
         return next(error for _, error in measured if error is not None)
     smallest = min(sized, key=lambda candidate: candidate.gib or 0.0)
-    needs = f"{label(smallest.estimator, smallest.options)}, needs {smallest.gib:.4g}"
+    needs = f"{label(smallest.estimator, smallest.options)}, needs {smallest.gib:.4g} GiB"
     return ValueError(f"memory_budget_gib={budget:.4g}: no estimator fits; the smallest, {needs}")
 
 
