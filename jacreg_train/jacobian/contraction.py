@@ -23,7 +23,7 @@ from jacreg_train.jacobian.derivatives import (
     vector_leaves,
 )
 from jacreg_train.jacobian.jaxprs import inline_calls, is_inexact
-from jacreg_train.jacobian.options import WRT, check_choice, check_positive
+from jacreg_train.jacobian.options import WRT, check_choice, check_chunks
 from jacreg_train.jacobian.structure import REARRANGEMENTS
 from jacreg_train.jacobian.trees import ApplyFn, PyTree, accumulation_dtype, num_examples
 
@@ -69,7 +69,7 @@ def contract(
             `apply_fn` meet.
     """
     check_choice("wrt", wrt, WRT)
-    check_positive(chunk=chunk, example_chunk=example_chunk)
+    check_chunks(chunk=chunk, example_chunk=example_chunk)
     check_per_example(apply_fn, params, inputs)
     return contract_with_outputs(phi, apply_fn, params, inputs, vector, wrt, chunk, example_chunk)[0]
 

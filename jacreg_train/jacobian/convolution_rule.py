@@ -49,7 +49,8 @@ def convolution_cotangent(eqn, position, operands, cotangents):
 
 
 def _applies(eqn, position, operands) -> bool:
-    return position == 1 and operands[0].per_example and eqn.params["batch_group_count"] == 1
+    empty = eqn.outvars[0].aval.size == 0
+    return position == 1 and operands[0].per_example and eqn.params["batch_group_count"] == 1 and not empty
 
 
 def _inputs(eqn, operands) -> Float[Array, "n b *space gc"]:

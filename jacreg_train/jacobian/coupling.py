@@ -17,15 +17,9 @@ from jax.extend import core
 
 from jacreg_train.jacobian.estimate import Estimator
 from jacreg_train.jacobian.jaxprs import CALLS, called_jaxpr, dependent_outputs, inline_calls, needed_equations
-from jacreg_train.jacobian.trees import ApplyFn, PyTree, vary, varying_axes
+from jacreg_train.jacobian.trees import ApplyFn, PyTree, num_examples, vary, varying_axes
 
 PRIMES = (1009, 1013, 1019, 1021, 1031, 1033)
-CALLS = {
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-}
 
 
 def check_per_example(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> None:
@@ -59,6 +53,7 @@ def for_separate_examples(estimator: Estimator) -> Estimator:
 
     @functools.wraps(estimator)
     def checked(apply_fn, params, inputs, key=None, *, first_example=0):
+        num_examples(inputs)  # raises where there is no common axis
         check_per_example(apply_fn, params, inputs)
         axes = varying_axes(params, inputs)  # on each device of a shard_map the parameters are those of its examples
         params, inputs, key = vary((params, inputs, key), axes)

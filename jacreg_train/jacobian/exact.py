@@ -14,7 +14,7 @@ from jacreg_train.jacobian.chunking import sum_over_chunks
 from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate
 from jacreg_train.jacobian.jaxprs import depends_on_arguments
 from jacreg_train.jacobian.layerwise import inputs_pullback
-from jacreg_train.jacobian.options import WRT, check_choice, check_positive
+from jacreg_train.jacobian.options import WRT, check_choice, check_chunks
 from jacreg_train.jacobian.rows import SquaredNorms, one_hot_cotangents, row_estimator
 from jacreg_train.jacobian.trees import (
     ApplyFn,
@@ -81,7 +81,7 @@ def chunked(
     """
     check_choice("wrt", wrt, WRT)
     check_choice("joint", joint, (True, False))
-    check_positive(example_chunk=example_chunk, output_chunk=output_chunk)
+    check_chunks(example_chunk=example_chunk, output_chunk=output_chunk)
     if joint:
         if example_chunk is not None:
             raise ValueError(f"example_chunk={example_chunk} has no meaning with joint=True; choices: None")

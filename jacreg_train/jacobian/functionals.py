@@ -20,7 +20,7 @@ from jacreg_train.jacobian.contraction import contract_with_outputs
 from jacreg_train.jacobian.coupling import check_per_example
 from jacreg_train.jacobian.derivatives import example_axis, example_function, vector_leaves
 from jacreg_train.jacobian.layerwise import PULLBACKS
-from jacreg_train.jacobian.options import WRT, check_choice, check_positive
+from jacreg_train.jacobian.options import WRT, check_choice, check_chunks
 from jacreg_train.jacobian.probes import DISTRIBUTIONS, example_keys
 from jacreg_train.jacobian.rows import sum_over_rows
 from jacreg_train.jacobian.stochastic import random_pushforward
@@ -86,7 +86,7 @@ def row_norm(
             examples of `apply_fn` meet.
     """
     check_choice("wrt", wrt, WRT)
-    check_positive(num_probes=num_probes, chunk=chunk, example_chunk=example_chunk)
+    check_chunks(num_probes=num_probes, chunk=chunk, example_chunk=example_chunk)
     if num_probes is None and distribution is not None:
         raise ValueError(f"distribution={distribution!r} has no meaning with num_probes=None; choices: None")
     distribution = distribution or "rademacher"
@@ -153,7 +153,7 @@ def row_sum(
         ValueError: an option is out of its choices, or the examples of `apply_fn` meet.
     """
     check_choice("wrt", wrt, WRT)
-    check_positive(example_chunk=example_chunk)
+    check_chunks(example_chunk=example_chunk)
     check_per_example(apply_fn, params, inputs)
     num_columns, _ = _shape_of_jacobian(apply_fn, params, inputs, wrt)
     scale = 2.0 ** -(num_columns.bit_length() // 2)  # keeps sums of many entries inside float16; exact elsewhere
@@ -201,7 +201,7 @@ def bilinear(
         ValueError: an option is out of its choices, `left` or `right` does not fit, or the examples of `apply_fn` meet.
     """
     check_choice("wrt", wrt, WRT)
-    check_positive(example_chunk=example_chunk)
+    check_chunks(example_chunk=example_chunk)
     check_per_example(apply_fn, params, inputs)
     n = num_examples(inputs)
     rights, right_axes = vector_leaves("right", right, params if wrt == "params" else inputs, n, wrt)

@@ -20,7 +20,7 @@ from jacreg_train.jacobian.convolutions import convolve
 from jacreg_train.jacobian.estimate import Estimator
 from jacreg_train.jacobian.jaxprs import evaluate_equation, is_inexact, read
 from jacreg_train.jacobian.known_parts import known_squared_norm
-from jacreg_train.jacobian.options import WRT, check_choice, check_positive
+from jacreg_train.jacobian.options import WRT, check_choice, check_chunks
 from jacreg_train.jacobian.rows import Pullback, SplitPullback, SquaredNorms, row_estimator
 from jacreg_train.jacobian.rules import Operand, weight_cotangent, weight_squared_norm
 from jacreg_train.jacobian.structure import Contact, Structure, find_structure
@@ -44,7 +44,7 @@ def layerwise(*, wrt: str = "params", example_chunk: int | None = None, output_c
         ValueError: an option is out of its choices.
     """
     check_choice("wrt", wrt, WRT)
-    check_positive(example_chunk=example_chunk, output_chunk=output_chunk)
+    check_chunks(example_chunk=example_chunk, output_chunk=output_chunk)
     return row_estimator(PULLBACKS[wrt], example_chunk, output_chunk)
 
 

@@ -16,11 +16,17 @@ def check_choice(field: str, value: Any, choices: Sequence[Any]) -> None:
 
 
 def check_positive(**fields: Any) -> None:
-    """Raises ValueError unless each field is None or a whole number of 1 or more."""
+    """Raises ValueError unless each field is a whole number of 1 or more."""
     for field, value in fields.items():
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and (not whole or value < 1):
-            raise ValueError(f"{field}={value!r} must be a whole number of 1 or more, or None")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{field}={value!r} must be a whole number of 1 or more")
+
+
+def check_chunks(**fields: Any) -> None:
+    """Raises ValueError unless each field is None (all at once) or a whole number of 1 or more."""
+    for field, value in fields.items():
+        if value is not None:
+            check_positive(**{field: value})
 
 
 def check_names(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from jacreg_train.jacobian.chunking import sum_over_chunks
 from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate
 from jacreg_train.jacobian.layerwise import SPLIT_PULLBACKS
-from jacreg_train.jacobian.options import WRT, check_choice, check_positive
+from jacreg_train.jacobian.options import WRT, check_choice, check_chunks, check_positive
 from jacreg_train.jacobian.probes import DISTRIBUTIONS, draw_like, draw_orthogonal_probes, draw_probes, example_keys
 from jacreg_train.jacobian.trees import (
     ApplyFn,
@@ -62,7 +62,8 @@ def stochastic(
     check_choice("wrt", wrt, WRT)
     check_choice("probe", probe, PROBES)
     check_choice("orthogonal", orthogonal, (True, False))
-    check_positive(num_probes=num_probes, example_chunk=example_chunk, output_chunk=output_chunk)
+    check_positive(num_probes=num_probes)
+    check_chunks(example_chunk=example_chunk, output_chunk=output_chunk)
     if distribution is None:
         distribution = "sphere" if orthogonal else "rademacher"
     check_choice("distribution", distribution, tuple(DISTRIBUTIONS))
@@ -86,7 +87,8 @@ def _cotangent_estimator(wrt, num_probes, distribution, orthogonal, example_chun
 
     def estimate(apply_fn, params, inputs, key=None, *, first_example=0):
         keys = example_keys(key, num_examples(inputs), first_example)
-        num_outputs = math.prod(jax.eval_shape(apply_fn, params, inputs).shape[1:])
+        outputs = jax.eval_shape(jax.vmap(one_example(apply_fn), (None, 0)), params, inputs)
+        num_outputs = math.prod(outputs.shape[1:])
         if orthogonal and num_probes > num_outputs:
             raise ValueError(
                 f"num_probes={num_probes} exceeds the {num_outputs} outputs; orthogonal probes are exact at that number"
