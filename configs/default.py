@@ -17,6 +17,7 @@ def get_config() -> ConfigDict:
     config.batch_size = 64  # examples a step, over all devices; a multiple of their number
     config.parallel = "jit"  # how the devices share a batch: jit (a mesh) | pmap; the same numbers
     config.precision = "float32"  # of the computation: float32 | bfloat16 | float16; weights stay float32
+    config.on_nonfinite = "stop"  # a loss, penalty or gradient that is no number: stop | skip (the step) and count
     config.compilation_cache = "auto"  # auto (.jax_cache beside the workdir) | off | a folder
 
     config.dataset = ConfigDict()

@@ -7,8 +7,12 @@ config.json of an earlier run. Every field of configs/default.py can be given as
 unsets an optional one. --workdir holds the run's config, metrics and checkpoints, and a run in it is
 resumed; runs/NAME by default.
 
-Exit codes: 0 done; 2 a mistake in config, data or workdir (one line on standard error); 1 the loss became
-infinite or nan, or a failure of the program; 143 after SIGTERM and 130 after Ctrl-C, both with a checkpoint
+Several processes train one model together with --coordinator_address=HOST:PORT, --num_processes and
+--process_id (from 0), or with --distributed where JAX can read these from the cluster (SLURM, Open MPI, ...).
+
+Exit codes: 0 done; 2 a mistake in config, data or workdir (one line on standard error); 1 the loss, a
+gradient or an update became infinite or nan, the workdir can no longer be written (both one line), or a
+failure of the program; 143 after SIGTERM and 130 after Ctrl-C, both with a checkpoint
 (a second Ctrl-C stops at once).
 """
 
@@ -35,7 +39,8 @@ def main(argv: Sequence[str]) -> int:
         print(__doc__)
         return 0
     try:
-        config, overridden, workdir = parse(argv)
+        processes, parsed_argv = process_flags(argv)
+        config, overridden, workdir = parse(parsed_argv)
     except (AttributeError, KeyError) as error:
         return _refuse(_unknown_field(argv) or error)
     except (flags.Error, ValueError, TypeError, OSError) as error:
@@ -44,23 +49,45 @@ def main(argv: Sequence[str]) -> int:
     # Imported late, so that a mistake in the command line is answered at once.
     from jacreg_train.data import DataError
     from jacreg_train.training.devices import start_up
-    from jacreg_train.training.errors import ConfigError, Diverged, Interrupted
+    from jacreg_train.training.errors import ConfigError, Diverged, Interrupted, WorkdirError
     from jacreg_train.training.loop import train_and_evaluate
+    from jacreg_train.training.out_of_memory import OutOfMemory
+    from jacreg_train.training.processes import connect
     from jacreg_train.training.validation import check_overrides
 
     try:
+        connect(**processes)
         start_up(compilation_cache=config.compilation_cache, workdir=workdir)
         check_overrides(config, overridden)
         train_and_evaluate(config, workdir, argv=argv)
     except (ConfigError, DataError) as error:
         return _refuse(error)
-    except Diverged as error:
+    except (Diverged, WorkdirError) as error:
+        print(f"jacreg-train: {error}", file=sys.stderr)
+        return 1
+    except OutOfMemory as error:
         print(f"jacreg-train: {error}", file=sys.stderr)
         return 1
     except Interrupted as stop:
         print(f"jacreg-train: {stop}; the same command goes on from there", file=sys.stderr)
         return stop.exit_code
     return 0
+
+
+def process_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The flags that join several processes, by name, and the rest of the command line.
+
+    Raises:
+      absl.flags.Error: a value that is no number.
+    """
+    values = flags.FlagValues()
+    flags.DEFINE_string("coordinator_address", None, "host:port of the first process", flag_values=values)
+    flags.DEFINE_integer("num_processes", None, "how many take part", flag_values=values)
+    flags.DEFINE_integer("process_id", None, "which one this is, from 0", flag_values=values)
+    flags.DEFINE_bool("distributed", False, "read all three from the cluster", flag_values=values)
+    argv = [argv[0], *flags.FLAGS.read_flags_from_files(list(argv[1:]), force_gnu=False)]  # --flagfile
+    rest = values(argv, known_only=True)
+    return {name: values[name].value for name in values}, rest
 
 
 def parse(argv: Sequence[str]) -> tuple[ConfigDict, list[str], Path]:
@@ -139,12 +166,8 @@ def _config_file(chosen: str) -> str:
     for candidate in (Path(path), packaged / path.removeprefix("configs/")):
         if candidate.is_file() and candidate.suffix == ".py":
             return f"{candidate}{colon}{argument}"
-    names = sorted(
-        f"configs/{file.name}" for file in packaged.glob("[a-z]*.py") if file.name != "recorded.py"
-    )
-    raise ValueError(
-        f"--config={chosen}: there is no such file; choices with the package: {', '.join(names)}"
-    )
+    names = sorted(f"configs/{file.name}" for file in packaged.glob("[a-z]*.py") if file.name != "recorded.py")
+    raise ValueError(f"--config={chosen}: there is no such file; choices with the package: {', '.join(names)}")
 
 
 def _default_workdir(chosen: str) -> Path:
@@ -160,12 +183,8 @@ def _unknown_field(argv: Sequence[str]) -> str | None:
         for name in path.split(".")[1:] if path.startswith("config.") else ():
             if not isinstance(group, ConfigDict) or name not in group:
                 names = sorted(group) if isinstance(group, ConfigDict) else []
-                hint = "".join(
-                    f" (did you mean {close}?)" for close in difflib.get_close_matches(name, names, 1)
-                )
-                return (
-                    f"--{path}: there is no such field; choose from {', '.join(names) or 'no fields'}{hint}"
-                )
+                hint = "".join(f" (did you mean {close}?)" for close in difflib.get_close_matches(name, names, 1))
+                return f"--{path}: there is no such field; choose from {', '.join(names) or 'no fields'}{hint}"
             group = group[name]
     return None
 

@@ -16,6 +16,7 @@ METRICS = {
     "train/accuracy": Metric("training accuracy"),
     "train/task_grad_norm": Metric("gradient norm of the task loss"),
     "train/penalty_grad_norm": Metric("gradient norm of the weighted penalty"),
+    "train/skipped_steps": Metric("steps skipped, not finite"),
     "train/learning_rate": Metric("learning rate"),
     "train/epoch": Metric("epoch"),
     "time/step_ms": Metric("step time", "ms"),

@@ -1,17 +1,27 @@
-"""Checkpoints: state, data position and config, kept by number and by best accuracy."""
+"""Checkpoints: state, data position and config, kept by number and by best accuracy.
 
+Every array has a checksum in the checkpoint, and so has the rest: the format itself does not notice a
+changed bit in an array. A damaged checkpoint is put aside, never deleted, and the one before it is used.
+"""
+
+import json
+import logging
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
-from jacreg_train.training.errors import ConfigError
+from jacreg_train.training.errors import ConfigError, Interrupted, WorkdirError
 from jacreg_train.training.state import TrainState
 
-FOLDER = "checkpoints"
+FOLDER, DAMAGED_FOLDER = "checkpoints", "damaged_checkpoints"
+
+_logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
@@ -29,6 +39,7 @@ class Checkpoints:
             n=keep_best,
             keep_checkpoints_without_metrics=False,
         )
+        self._workdir = workdir
         self._manager = ocp.CheckpointManager(
             (workdir / FOLDER).absolute(),
             options=ocp.CheckpointManagerOptions(
@@ -41,8 +52,12 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self._manager.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        try:
+            self._manager.close()
+        except Exception as error:
+            if kind is None or issubclass(kind, Interrupted):  # of two failures the first is told
+                raise self._write_error(error) from error
 
     def save(
         self,
@@ -61,33 +76,94 @@ class Checkpoints:
           position: of the data streams after those steps.
           config: the resolved config.
           accuracy: on the test set after this step; None where it was not evaluated.
+
+        Raises:
+          WorkdirError: this checkpoint or the one before could not be written.
         """
         if step in self._manager.all_steps():
             return
-        meta = {"position": dict(position), "config": dict(config), "arrays": _describe(state)}
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)),
-            metrics=None if accuracy is None else {"accuracy": accuracy},
-            force=True,
-        )
+        meta: dict[str, Any] = {"position": dict(position), "config": dict(config), "arrays": _describe(state)}
+        meta["array_checksums"] = _checksums(state)
+        meta["checksum"] = _checksum_of_json(meta)
+        try:
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)),
+                metrics=None if accuracy is None else {"accuracy": accuracy},
+                force=True,
+            )
+        except Exception as error:  # of many kinds, by the layer that could not write
+            raise self._write_error(error) from error
+
+    def check(self) -> None:
+        """Raise WorkdirError if a write beside the training has failed."""
+        try:
+            self._manager.check_for_errors()
+        except Exception as error:
+            raise self._write_error(error) from error
 
     def restore_latest(self, like: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
-        """The newest checkpoint's state and data position, or None where there is none.
+        """The newest whole checkpoint's state and data position, or None where there are no checkpoints.
+
+        Damaged ones that are newer are named in a warning and moved to the folder ``damaged_checkpoints``.
 
         Args:
           like: a state whose shapes, types and placement on the devices the restored one takes.
 
         Raises:
-          ConfigError: the checkpoint's arrays are not those of this model.
+          ConfigError: the checkpoint's arrays are not those of this model, or every checkpoint is damaged.
+          WorkdirError: a damaged one cannot be moved.
         """
-        step = self._manager.latest_step()
-        if step is None:
-            return None
+        damaged: dict[int, str] = {}
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            try:
+                restored = self._restore_whole(step, like)
+            except ConfigError:
+                raise
+            except Exception as error:  # of many kinds, by the file that is damaged
+                damaged[step] = f"{type(error).__name__}: {_one_line(error)}"
+                continue
+            self._put_aside(damaged, used=step)
+            return restored
+        if damaged:
+            step, reason = next(iter(damaged.items()))
+            raise ConfigError(
+                f"--workdir={self._workdir}: no checkpoint of {', '.join(map(str, damaged))} is whole"
+                f" ({step}: {reason}); restore one, or choose another folder to start again"
+            )
+        return None
+
+    def _restore_whole(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         meta = self._restore(step, meta=ocp.args.JsonRestore())["meta"]
+        if meta.pop("checksum", None) != _checksum_of_json(meta):
+            raise ValueError("its meta data do not have their checksum")
         _check_arrays(step, meta["arrays"], _describe(like))
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        return self._restore(step, state=ocp.args.StandardRestore(target))["state"], meta["position"]
+        state = self._restore(step, state=ocp.args.StandardRestore(target))["state"]
+        for name, checksum in _checksums(state).items():
+            if meta["array_checksums"][name] != checksum:
+                raise ValueError(f"{name} does not have its checksum")
+        return state, meta["position"]
+
+    def _put_aside(self, damaged: Mapping[int, str], *, used: int) -> None:
+        for step, reason in damaged.items():
+            _logger.warning("checkpoint %d is damaged (%s); going on from checkpoint %d", step, reason, used)
+            aside = self._workdir / DAMAGED_FOLDER
+            try:
+                aside.mkdir(exist_ok=True)
+                number = len(list(aside.glob(f"{step}*")))
+                (self._workdir / FOLDER / str(step)).rename(aside / (f"{step}_{number}" if number else str(step)))
+            except OSError as error:
+                raise WorkdirError(
+                    f"--workdir={self._workdir}: damaged checkpoint {step} cannot be moved ({error})"
+                ) from error
+        if damaged:
+            self._manager.reload()
+
+    def _write_error(self, error: Exception) -> WorkdirError:
+        return WorkdirError(
+            f"--workdir={self._workdir}: a checkpoint cannot be written ({_one_line(error)}); those before it are whole"
+        )
 
     def _restore(self, step: int, **items: Any) -> Any:
         return self._manager.restore(step, args=ocp.args.Composite(**items))
@@ -100,6 +176,26 @@ def _describe(state: TrainState) -> dict[str, str]:
         jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in leaves
     }
+
+
+def _checksums(state: TrainState) -> dict[str, int]:
+    """Every array's CRC-32. The state is copied to the host for it, which a checkpoint does anyway."""
+    return {name: zlib.crc32(np.ascontiguousarray(leaf).tobytes()) for name, leaf in _on_host(state)}
+
+
+def _on_host(state: TrainState) -> list[tuple[str, np.ndarray]]:
+    is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    plain = jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, state)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(plain))
+    return [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in leaves]
+
+
+def _checksum_of_json(content: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _check_arrays(step: int, saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:

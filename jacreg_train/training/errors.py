@@ -10,7 +10,15 @@ class ConfigError(ValueError):
 
 
 class Diverged(RuntimeError):
-    """The loss, the penalty or a gradient is no longer finite. The message names the step and the part."""
+    """The loss, the penalty, a gradient or an update is not finite. The message names step, part and array."""
+
+
+class WorkdirError(RuntimeError):
+    """The run's folder can no longer be written or read, or is gone. One line: where, why, what is left."""
+
+
+class OutOfMemory(RuntimeError):
+    """The step takes more memory than there is. The message names the flag to change."""
 
 
 class Interrupted(Exception):

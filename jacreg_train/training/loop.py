@@ -1,13 +1,16 @@
 """The training loop, from a config and a work directory to a trained model. Reads from top to bottom."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 from rich.console import Console
 
@@ -26,12 +29,22 @@ from jacreg_train.telemetry import (
 )
 from jacreg_train.training import setup
 from jacreg_train.training.checkpoints import Checkpoints
-from jacreg_train.training.errors import Diverged, Interrupted
+from jacreg_train.training.errors import ConfigError, Diverged, Interrupted
+from jacreg_train.training.estimator_choice import as_config, choose_estimator, with_choice
+from jacreg_train.training.finite import describe, names_of
+from jacreg_train.training.out_of_memory import answered_with_the_flag, check_fits
+from jacreg_train.training.processes import done_by_first, is_first, largest_of_all, wait_for_all
 from jacreg_train.training.programs import compile_programs, penalty_time_share
+from jacreg_train.training.state import TrainState
+from jacreg_train.training.step import changing
 from jacreg_train.training.stopping import StopRequest
 from jacreg_train.training.summary import print_summary, summarize
 from jacreg_train.training.validation import validate
-from jacreg_train.training.workdir import check_same_config, locked
+from jacreg_train.training.workdir import check_same_config, failures_named, locked
+
+MOST_SKIPPED_IN_A_ROW = 100  # of steps; a run that skips more is stuck
+
+_logger = logging.getLogger(__name__)
 
 
 def train_and_evaluate(
@@ -55,19 +68,29 @@ def train_and_evaluate(
     Raises:
       ConfigError: a mistake in the config or the work directory, before anything compiles.
       DataError: a data set that cannot be had.
-      Diverged: loss or penalty became infinite or nan. The checkpoints before it are left.
+      Diverged: a loss, penalty, gradient or update was infinite or nan; the state before it is in a checkpoint.
+      WorkdirError: a record or checkpoint could not be written (a full disk, say), or the folder is gone.
+      OutOfMemory: the step takes more memory than there is; names the flag to change.
       Interrupted: SIGTERM or Ctrl-C came; a checkpoint is written.
     """
     workdir = Path(workdir)
     validate(config, num_devices=jax.device_count())
     run = setup.build(config)
     plain_config = config.to_dict()
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, quiet=not is_first())
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
-        stack.enter_context(locked(workdir))
+        check_workdir = stack.enter_context(locked(workdir, f".lock{jax.process_index() or ''}"))
         check_same_config(workdir, plain_config, lambda each: setup.schedule_length(each, run.num_train_examples))
-        write_run_record(workdir, plain_config, argv)
+        with failures_named(workdir, "the run's record cannot be written"):
+            done_by_first(lambda: write_run_record(workdir, plain_config, argv))
+
+        # The estimator, where it is to be chosen, before anything else compiles.
+        stack.enter_context(answered_with_the_flag(config))
+        choice = choose_estimator(config, run, workdir)
+        if choice is not None:
+            console.print(str(choice), markup=False)
+            run = setup.build(with_choice(config, choice))
 
         # State and data position, fresh or from the newest checkpoint.
         checkpoints = stack.enter_context(
@@ -80,7 +103,7 @@ def train_and_evaluate(
             batches.set_state(position)
             first_step = int(state.step)
             console.print(f"resuming {workdir} after step {first_step}", markup=False)
-        writers = _writers(config, workdir, run.num_steps, first_step, extra_writers)
+        writers = _writers(config, workdir, run.num_steps, first_step, extra_writers, as_config(choice))
         stack.enter_context(contextlib.closing(writers))
 
         # Programs, compiled ahead of the first step, and what is measured once.
@@ -93,12 +116,16 @@ def train_and_evaluate(
                 share=config.log.penalty_share_rounds > 0,
                 norms=config.log.gradient_norms,
             )
+        check_fits(programs.compiled_bytes, config)
         figures = _gib("compiled", programs.compiled_bytes)  # join the next record
         if first_step < run.num_steps:
             figures |= penalty_time_share(programs, state, batches.example(), config.log.penalty_share_rounds)
 
+        names = names_of({"params": state.params}, changing(state))
+        skipped_in_a_row = 0
         for step in range(first_step + 1, run.num_steps + 1):  # step: how many are done after this one
             due = _due(config, step, run.num_steps)
+            position = batches.get_state()
             with clock.data():
                 batch = batches.next()
             norms = {}
@@ -107,20 +134,40 @@ def train_and_evaluate(
             kind, train_step = programs.train_step(step - 1)
             with clock.step(kind) as wait_for:
                 state, step_metrics = wait_for(train_step(state, *batch))
-            _require_finite(step, step_metrics)
+            finite = np.asarray(step_metrics.pop("finite"))
+            if finite.all():
+                skipped_in_a_row = 0
+            else:
+                problem = f"step {step}: {describe(finite, names, step_metrics)}"
+                skipped_in_a_row += 1
+                if config.on_nonfinite == "stop" or skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
+                    check_workdir()
+                    checkpoints.save(
+                        _before(state), step=step - 1, position=position, config=plain_config, accuracy=None
+                    )
+                    raise Diverged(f"{problem}; the state before it is in checkpoint {step - 1}")
+                if skipped_in_a_row == 1:
+                    _logger.warning("%s; the step is skipped", problem)
 
             record: dict[str, float] = {}
             if due["log"]:
                 record |= norms | step_metrics | clock.take(config.batch_size) | figures
                 record |= {"train/learning_rate": run.schedule(step - 1), "train/epoch": batches.epoch}
+                if config.on_nonfinite == "skip":
+                    record["train/skipped_steps"] = state.skipped
                 record |= _gib("resident", resident_bytes()) | _gib("device_peak", device_peak_bytes())
                 figures = {}
             if due["evaluate"]:
                 record |= run.evaluate(state)
             if record:
                 record = {name: float(value) for name, value in record.items()}
-                writers.write(step, record)
-            if due["save"] or stop.signal is not None:
+                check_workdir()
+                with failures_named(workdir, f"the metrics of step {step} cannot be written"):
+                    writers.write(step, record)
+            checkpoints.check()
+            stopped_by = largest_of_all(stop.signal or 0)
+            if due["save"] or stopped_by:
+                check_workdir()
                 checkpoints.save(
                     state,
                     step=step,
@@ -128,11 +175,12 @@ def train_and_evaluate(
                     config=plain_config,
                     accuracy=record.get("test/accuracy"),
                 )
-            if stop.signal is not None and step < run.num_steps:
-                raise Interrupted(stop.signal, step)
+            if stopped_by and step < run.num_steps:
+                raise Interrupted(stopped_by, step)
             if due["share"]:
                 figures |= penalty_time_share(programs, state, batch, config.log.penalty_share_rounds)
 
+    wait_for_all("the last record")
     summary = summarize(read_records(workdir))
     print_summary(summary, workdir, wandb=config.wandb.mode != "disabled", console=console)
     return summary
@@ -150,11 +198,9 @@ def _due(config: ConfigDict, step: int, num_steps: int) -> dict[str, bool]:
     }
 
 
-def _require_finite(step: int, metrics: Mapping[str, jax.Array]) -> None:
-    """Stop at the first loss or penalty that is no number; no checkpoint of this state is written."""
-    for name in ("train/task_loss", "train/penalty"):
-        if name in metrics and not math.isfinite(metrics[name]):
-            raise Diverged(f"step {step}: {name} is {float(metrics[name])}; the newest checkpoint is from before it")
+def _before(state: TrainState) -> TrainState:
+    """The state before a skipped step."""
+    return dataclasses.replace(state, step=state.step - 1, skipped=state.skipped - 1)
 
 
 def _writers(
@@ -163,14 +209,17 @@ def _writers(
     num_steps: int,
     first_step: int,
     extra_writers: Iterable[MetricWriter],
+    extra_config: dict[str, Any],
 ) -> WriterGroup:
     """The local record first: it is the durable one. Only the first process writes."""
-    if jax.process_index() > 0:
+    if not is_first():
         return WriterGroup([])
-    writers: list[MetricWriter] = [
-        JsonLinesWriter(workdir / "metrics.jsonl", restored_step=first_step or None),
-        ProgressWriter(num_steps, first_step=first_step),
-    ]
+    try:
+        with failures_named(workdir, "the metrics cannot be written"):
+            local_record = JsonLinesWriter(workdir / "metrics.jsonl", restored_step=first_step or None)
+    except ValueError as error:
+        raise ConfigError(f"{error}; repair the line or move the file away") from None
+    writers: list[MetricWriter] = [local_record, ProgressWriter(num_steps, first_step=first_step)]
     if config.wandb.mode != "disabled":
         writers.append(
             WandbWriter(
@@ -181,7 +230,7 @@ def _writers(
                 name=config.wandb.name,
                 tags=config.wandb.tags,
                 run_id=_run_id(workdir),
-                config=config.to_dict(),
+                config=config.to_dict() | extra_config,
             )
         )
     return WriterGroup([*writers, *extra_writers])

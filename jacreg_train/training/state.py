@@ -22,6 +22,7 @@ class TrainState:
       opt_state: the optimiser's.
       key: the run's random key. It never changes: step t uses ``fold_in(key, t)``, so that a resumed run
         draws what an uninterrupted one would have drawn.
+      skipped: int32 scalar, how many of the steps changed nothing, since something in them was not finite.
     """
 
     step: jax.Array
@@ -29,6 +30,7 @@ class TrainState:
     model_state: Any
     opt_state: Any
     key: jax.Array
+    skipped: jax.Array
 
 
 def create_train_state(
@@ -43,4 +45,5 @@ def create_train_state(
         model_state=model_state,
         opt_state=optimizer.init(params),
         key=run_key,
+        skipped=jnp.zeros((), jnp.int32),
     )

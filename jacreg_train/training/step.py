@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from jacreg_train.training.devices import AXIS
+from jacreg_train.training.finite import finite_flags, keep_unless
 from jacreg_train.training.penalty import Penalty
 from jacreg_train.training.points import Points
 from jacreg_train.training.state import TrainState
@@ -75,6 +76,11 @@ def can_share_forward(model: Model, points: str, num_points: int, batch_size: in
 def eval_apply(model: Model, model_state: Any) -> Callable[[Any, jax.Array], jax.Array]:
     """``apply_fn(params, inputs) -> logits`` with running statistics and no dropout: per example."""
     return lambda params, inputs: model.apply(params, model_state, inputs, train=False)[0]
+
+
+def changing(state: TrainState) -> dict[str, Any]:
+    """The parts of a state that a step computes anew."""
+    return {"params": state.params, "model_state": state.model_state, "opt_state": state.opt_state}
 
 
 def _loss_parts(objective: Objective, state: TrainState, batch: Batch, context: Any) -> Callable[..., Any]:
@@ -142,6 +148,8 @@ def make_train_step(
       scalars: ``train/loss`` (task loss + weight * penalty), ``train/task_loss``, ``train/accuracy``
       (before the update, in training mode), and with a penalty ``train/penalty`` (mean over its points,
       without the weight) and ``train/penalty_standard_error`` (of that mean; nan where it cannot be told).
+      One more entry, ``finite``, holds the flags of ``finite.finite_flags``. Where one is False the step is
+      counted, as done and as skipped, and changes nothing else.
     """
     term = objective.term
     step_weight = 0.0 if term is None else term.weight * term.every_steps
@@ -156,13 +164,6 @@ def make_train_step(
         (_, (task_loss, model_state, shares)), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
         grads, task_loss, shares = jax.lax.psum((grads, task_loss, shares), AXIS)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        new_state = TrainState(
-            step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
-            model_state=model_state,
-            opt_state=opt_state,
-            key=state.key,
-        )
         metrics = {
             "train/loss": task_loss,
             "train/task_loss": task_loss,
@@ -171,6 +172,13 @@ def make_train_step(
         if term is not None:
             metrics |= _penalty_metrics(shares)
             metrics["train/loss"] += term.weight * shares["penalty"]
+        old = changing(state)
+        new = dict(zip(old, (optax.apply_updates(state.params, updates), model_state, opt_state), strict=True))
+        metrics["finite"] = finite_flags(metrics, {"params": grads}, new)
+        ok = jnp.all(metrics["finite"])
+        new_state = TrainState(
+            step=state.step + 1, key=state.key, skipped=state.skipped + ~ok, **keep_unless(ok, new, old)
+        )
         return new_state, metrics
 
     return step

@@ -22,6 +22,7 @@ from models import MODELS
 CHOICES: dict[str, Collection[str]] = {
     "parallel": PARALLEL,
     "precision": ("float32", "bfloat16", "float16"),
+    "on_nonfinite": ("stop", "skip"),
     "dataset.augmentation": AUGMENTATIONS,
     "model.name": MODELS,
     "jacobian.wrt": ("params", "inputs"),
@@ -87,6 +88,7 @@ def validate(config: ConfigDict, *, num_devices: int) -> None:
     _check_lengths(config)
     _check_points(config, num_devices)
     _check_target(config)
+    _check_auto(config)
     _check_options(config, "optimizer.name", OPTIMIZERS[config.optimizer.name], _options_of_all(OPTIMIZERS))
     _check_options(config, "optimizer.schedule", SCHEDULES[config.optimizer.schedule], _options_of_all(SCHEDULES))
 
@@ -198,6 +200,15 @@ def _check_target(config: ConfigDict) -> None:
         )
     if not math.isfinite(target):
         raise ConfigError(f"config.jacobian.target = {target!r}: choose a finite number")
+
+
+def _check_auto(config: ConfigDict) -> None:
+    penalty = config.jacobian.penalty
+    if config.jacobian.estimator.name == "auto" and penalty != "frobenius":
+        raise ConfigError(
+            f"config.jacobian.estimator.name = 'auto' has no meaning with config.jacobian.penalty = {penalty!r}, for"
+            " which nothing is measured; choose another estimator, or penalty = 'frobenius'"
+        )
 
 
 def _check_options(config: ConfigDict, chooser: str, factory: Callable[..., Any], options: Collection[str]) -> None:

@@ -3,12 +3,14 @@
 import contextlib
 import fcntl
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jacreg_train.telemetry import read_config, redact
-from jacreg_train.training.errors import ConfigError
+from jacreg_train.telemetry.run_record import CONFIG_FILE
+from jacreg_train.training.errors import ConfigError, WorkdirError
 
 # Fields that can differ between the parts of one run, since they don't change what it computes (memory
 # options and parallelism: not beyond rounding). A run may get longer, too, unless its schedule depends on
@@ -17,11 +19,13 @@ FREE_FIELDS = (
     "num_steps",
     "num_epochs",
     "parallel",
+    "on_nonfinite",
     "compilation_cache",
     "dataset.data_dir",
     "jacobian.context.data_dir",
     "jacobian.estimator.example_chunk",
     "jacobian.estimator.output_chunk",
+    "jacobian.estimator.memory_budget_gib",
     "evaluation.every_steps",
     "evaluation.batch_size",
     "checkpoint.",
@@ -31,15 +35,18 @@ FREE_FIELDS = (
 
 
 @contextlib.contextmanager
-def locked(workdir: Path) -> Iterator[None]:
+def locked(workdir: Path, name: str = ".lock") -> Iterator[Callable[[], None]]:
     """Hold the folder's lock, which the system drops when the process ends, however it ends.
+
+    Returns:
+      As context: a check that raises WorkdirError once the folder is gone, or another one is in its place.
 
     Raises:
       ConfigError: the folder cannot be written, or another run holds it.
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        file = open(workdir / ".lock", "w")  # noqa: SIM115 - held open below
+        file = open(workdir / name, "w")  # noqa: SIM115 - held open below
     except OSError as error:
         raise ConfigError(f"--workdir={workdir}: cannot be written ({error.strerror})") from None
     with file:
@@ -47,7 +54,25 @@ def locked(workdir: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"--workdir={workdir}: another run is writing to it; choose another") from None
+
+        def check() -> None:
+            try:
+                there = os.path.samestat(os.stat(workdir / name), os.fstat(file.fileno()))
+            except OSError:
+                there = False
+            if not there:
+                raise WorkdirError(f"--workdir={workdir}: the folder was removed or replaced during the run")
+
+        yield check
+
+
+@contextlib.contextmanager
+def failures_named(workdir: Path, what: str) -> Iterator[None]:
+    """An OSError inside becomes a WorkdirError that says what failed."""
+    try:
         yield
+    except OSError as error:
+        raise WorkdirError(f"--workdir={workdir}: {what} ({error.strerror or error})") from error
 
 
 def check_same_config(
@@ -63,10 +88,12 @@ def check_same_config(
       derived: config -> fields that depend on others and must not change, by dotted name.
 
     Raises:
-      ConfigError: with every differing field, its recorded and its present value.
+      ConfigError: with every differing field, its recorded and its present value; or the record is damaged.
     """
     recorded_config = read_config(workdir)
     if not recorded_config:
+        if (workdir / CONFIG_FILE).exists():
+            raise ConfigError(f"--workdir={workdir}: its {CONFIG_FILE} is damaged; restore it or choose another folder")
         return
     recorded, present = (
         _flat(redact(json.loads(json.dumps(each)))) | dict(derived(each)) for each in (recorded_config, config)

@@ -10,7 +10,7 @@ from jacreg_train.training.state import TrainState
 
 def state(step: int, width: int = 2) -> TrainState:
     params = {"kernel": jnp.full((width, 2), float(step)), "empty": {}}
-    return TrainState(jnp.int32(step), params, {}, (params, {}), jax.random.key(step))
+    return TrainState(jnp.int32(step), params, {}, (params, {}), jax.random.key(step), jnp.int32(0))
 
 
 def save(checkpoints, step, accuracy=None):

@@ -103,7 +103,7 @@ def test_the_plain_step_has_no_penalty():
     model = cnn()
     state, after, metrics = one_step(dataclasses.replace(objective(model), term=None))
     assert_step_descends(lambda params: task_loss(model, {}, params), state, after)
-    assert set(metrics) == {"train/loss", "train/task_loss", "train/accuracy"}
+    assert set(metrics) == {"train/loss", "train/task_loss", "train/accuracy", "finite"}
 
 
 def test_a_step_with_every_steps_k_takes_k_times_the_weight():

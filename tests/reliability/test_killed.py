@@ -1,0 +1,67 @@
+"""kill -9 at any moment, then the same command again: the end is that of an uninterrupted run, to the bit."""
+
+import random
+import time
+
+import pytest
+
+from tests.reliability.command import array_bytes, final_state, kill_when, last_step, run, start, steps
+
+STEPS = 60
+FLAGS = (f"--config.num_steps={STEPS}", "--config.evaluation.every_steps=10", "--config.jacobian.estimator.name=exact")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The folder of a run that nobody kills; its compiled programs serve the others."""
+    workdir = tmp_path_factory.mktemp("runs") / "whole"
+    code, _, err = run(workdir, *FLAGS)
+    assert code == 0, err
+    return workdir
+
+
+def assert_same_end(workdir, uninterrupted):
+    assert array_bytes(final_state(workdir, *FLAGS)) == array_bytes(final_state(uninterrupted, *FLAGS))
+    assert steps(workdir) == list(range(1, STEPS + 1))
+
+
+def moments(workdir):
+    """Moments of a run, in order, by what can be seen of it from outside."""
+    writing = lambda: any(
+        "tmp" in path.name or (path.name.isdigit() and int(path.name) > 5)
+        for path in (workdir / "checkpoints").glob("*")
+    )
+    return {
+        "start": lambda: (workdir / ".lock").exists(),  # then it sets up, and compiles
+        "step": lambda: last_step(workdir) >= 7,
+        "checkpoint": writing,
+        "evaluation": lambda: last_step(workdir) >= 29,  # it evaluates after step 30
+    }
+
+
+def test_killed_at_four_moments(uninterrupted):
+    workdir = uninterrupted.parent / "killed"
+    for happened in moments(workdir).values():
+        assert kill_when(start(workdir, *FLAGS), happened) == -9
+    code, out, err = run(workdir, *FLAGS)
+    assert code == 0, err
+    assert "resuming" in out
+    assert_same_end(workdir, uninterrupted)
+
+
+@pytest.mark.slow  # 4 minutes
+def test_killed_at_twenty_random_moments(uninterrupted):
+    workdir, moment = uninterrupted.parent / "random", random.Random(0)
+    begin = time.monotonic()
+    assert run(uninterrupted.parent / "timed", *FLAGS)[0] == 0
+    length = time.monotonic() - begin
+    killed = 0
+    while killed < 20:
+        end = time.monotonic() + moment.uniform(0, 1.2 * length)
+        code = kill_when(start(workdir, *FLAGS), lambda end=end: time.monotonic() > end)
+        killed += code == -9
+        if code == 0:  # it was done before the kill: the next ones are of a new run
+            assert_same_end(workdir, uninterrupted)
+            workdir = workdir.with_name(f"random_{killed}")
+    assert run(workdir, *FLAGS)[0] == 0
+    assert_same_end(workdir, uninterrupted)
