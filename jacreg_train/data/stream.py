@@ -33,12 +33,14 @@ class BatchStream:
         dataset: what to read.
         batch_size: examples in a batch, at most ``dataset.num_examples``.
         seed: decides all permutations.
+        part: (which, of how many): only this one of so many equal parts of each batch is read, for one of several
+            processes. The position is the whole batches'.
 
     Raises:
-        DataError: a batch size that is not in ``[1, num_examples]``, or a negative seed.
+        DataError: a batch size that is not in ``[1, num_examples]`` or no multiple of the parts, or a negative seed.
     """
 
-    def __init__(self, dataset: Dataset, *, batch_size: int, seed: int):
+    def __init__(self, dataset: Dataset, *, batch_size: int, seed: int, part: tuple[int, int] = (0, 1)):
         check_integer("batch_size", batch_size, minimum=1)
         check_integer("seed", seed, minimum=0)
         if batch_size > dataset.num_examples:
@@ -47,10 +49,9 @@ class BatchStream:
                 f" {dataset.num_examples}"
             )
         self._dataset, self._batch_size, self._seed = dataset, int(batch_size), int(seed)
+        self._part = _part_of(batch_size, part)
         self._position = 0
-        self._order = functools.lru_cache(maxsize=2)(
-            lambda epoch: epoch_order(self._seed, epoch, dataset.num_examples)
-        )
+        self._order = functools.lru_cache(maxsize=2)(lambda epoch: epoch_order(self._seed, epoch, dataset.num_examples))
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="batch-stream")
         self._ahead: dict[int, Future[Batch]] = {}
 
@@ -102,32 +103,44 @@ class BatchStream:
     def _request(self, position: int) -> "Future[Batch]":
         if position in self._ahead:
             return self._ahead[position]
-        return self._worker.submit(lambda: self._dataset.read(self.indices(position)))
+        return self._worker.submit(lambda: self._dataset.read(self.indices(position)[self._part]))
 
 
-def evaluation_batches(dataset: Dataset, *, batch_size: int, multiple_of: int = 1) -> Iterator[Batch]:
+def evaluation_batches(
+    dataset: Dataset, *, batch_size: int, multiple_of: int = 1, part: tuple[int, int] = (0, 1)
+) -> Iterator[Batch]:
     """Every example once, in order, in batches of one size, so that one compiled step serves all.
 
     Args:
         dataset: what to read.
         batch_size: examples in a batch; a smaller data set makes smaller batches.
         multiple_of: batches are rounded up to a multiple of this, the number of devices.
+        part: (which, of how many): only this one of so many equal parts of each batch is read.
 
     Returns:
         Iterator of ``{"image": uint8 [b, H, W, C], "label": int32 [b], "mask": float32 [b]}``. The last batch
         is padded with copies of its first example; their mask is 0, all others' is 1. The masks sum to
-        ``num_examples``.
+        ``num_examples``, over all parts.
 
     Raises:
-        DataError: ``batch_size`` or ``multiple_of`` is no positive integer.
+        DataError: ``batch_size`` or ``multiple_of`` is no positive integer, or a batch has no such parts.
     """
     check_integer("batch_size", batch_size, minimum=1)
     check_integer("multiple_of", multiple_of, minimum=1)
     size = -(-min(batch_size, dataset.num_examples) // multiple_of) * multiple_of
-    return (_padded_batch(dataset, start=start, size=size) for start in range(0, dataset.num_examples, size))
+    rows = _part_of(size, part)
+    return (_padded_batch(dataset, start=start, size=size, rows=rows) for start in range(0, dataset.num_examples, size))
 
 
-def _padded_batch(dataset: Dataset, *, start: int, size: int) -> Batch:
-    indices = np.arange(start, start + size)
+def _part_of(size: int, part: tuple[int, int]) -> slice:
+    """The rows of one of several equal parts."""
+    index, count = part
+    if not 0 <= index < count or size % count:
+        raise DataError(f"part {part} of a batch of {size}: choose a batch size that is a multiple of the parts")
+    return slice(index * size // count, (index + 1) * size // count)
+
+
+def _padded_batch(dataset: Dataset, *, start: int, size: int, rows: slice) -> Batch:
+    indices = np.arange(start, start + size)[rows]
     mask = indices < dataset.num_examples
     return {**dataset.read(np.where(mask, indices, start)), "mask": mask.astype(np.float32)}

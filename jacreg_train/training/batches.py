@@ -32,12 +32,15 @@ class Batches:
         seed: int,
     ):
         self._devices = devices
-        self._streams = {"train": BatchStream(train_data, batch_size=batch_size, seed=seed)}
+        self._streams = {"train": BatchStream(train_data, batch_size=batch_size, seed=seed, part=devices.part)}
         if context_data is not None:
-            self._streams["context"] = BatchStream(context_data, batch_size=num_points, seed=seed + 1)
+            self._streams["context"] = BatchStream(
+                context_data, batch_size=num_points, seed=seed + 1, part=devices.part
+            )
+        of_part = lambda size: np.arange(size // devices.part[1])
         self._example = (
-            train_data.read(np.arange(batch_size)),
-            None if context_data is None else context_data.read(np.arange(num_points))["image"],
+            train_data.read(of_part(batch_size)),
+            None if context_data is None else context_data.read(of_part(num_points))["image"],
         )
 
     @property
@@ -46,7 +49,7 @@ class Batches:
         return self._streams["train"].epoch
 
     def next(self) -> StepBatch:
-        """The next batch on the devices; the one after it is read meanwhile."""
+        """The next batch on the devices, of which each process reads its part; the one after it is read meanwhile."""
         context = next(self._streams["context"])["image"] if "context" in self._streams else None
         return self._devices.put_batch((next(self._streams["train"]), context))
 

@@ -22,8 +22,10 @@ class Devices:
     """A data-parallel set of devices.
 
     Attributes:
-      count: number of devices along the data axis.
-      put_batch: host arrays ``[n, ...]`` -> device arrays split along n, in the layout that ``map`` expects.
+      count: number of devices along the data axis, those of other processes included.
+      part: (which, of how many): the part of each batch that this process reads, one after the other.
+      put_batch: host arrays, this process's part of ``[n, ...]``, -> device arrays split along n, in the layout
+        that ``map`` expects.
       put_replicated: a pytree -> the same on every device.
       map: ``map(function, num_batches=b, donate=False)`` -> a compilable ``(state, *b batches) ->
         results``, where function sees its device's share ``[n / count, ...]`` of each batch and returns the
@@ -31,6 +33,7 @@ class Devices:
     """
 
     count: int
+    part: tuple[int, int]
     put_batch: Callable[[Any], Any]
     put_replicated: Callable[[Any], Any]
     map: Callable[..., Any]
@@ -59,11 +62,12 @@ def jit_devices(mesh: Mesh) -> Devices:
             batch,
         )
 
-    return Devices(mesh.size, put_batch, _replicate(mesh), map_)
+    part = (jax.process_index(), jax.process_count())
+    return Devices(mesh.size, part, put_batch, _replicate(mesh), map_)
 
 
 def pmap_devices(mesh: Mesh) -> Devices:
-    """``jax.pmap``; batches carry a leading axis of devices."""
+    """``jax.pmap`` in one process; batches carry a leading axis of devices."""
 
     def map_(function, *, num_batches: int, donate: bool = False):
         return jax.pmap(
@@ -83,11 +87,22 @@ def pmap_devices(mesh: Mesh) -> Devices:
 
         return jax.tree.map(put, batch)
 
-    return Devices(mesh.size, put_batch, _replicate(mesh), map_)
+    return Devices(mesh.size, (0, 1), put_batch, _replicate(mesh), map_)
 
 
 def _replicate(mesh: Mesh) -> Callable[[Any], Any]:
-    return lambda tree: jax.device_put(tree, NamedSharding(mesh, P()))
+    replicated = NamedSharding(mesh, P())
+
+    def put(leaf: Any) -> jax.Array:
+        """Devices of other processes are not put to: each process lays out its own, with the same numbers."""
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(put(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+        value = np.asarray(leaf)
+        return jax.make_array_from_callback(value.shape, replicated, lambda index: value[index])
+
+    if jax.process_count() > 1:
+        return lambda tree: jax.tree.map(put, tree)
+    return lambda tree: jax.device_put(tree, replicated)
 
 
 PARALLEL: dict[str, Callable[[Mesh], Devices]] = {"jit": jit_devices, "pmap": pmap_devices}

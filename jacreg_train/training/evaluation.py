@@ -84,22 +84,23 @@ def make_jacobian_evaluation(
     program = devices.map(sums, num_batches=1)
 
     def evaluate(weights, batches: Batches, limit: int | None = None) -> dict[str, float]:
-        limited = _first_examples(batches, limit)
+        limited = _first_examples(batches, limit, devices.part)
         total = _add_up(program(weights, devices.put_batch(batch)) for batch in limited)
         return {"test/squared_jacobian_norm": float(total["norms"] / total["count"])}
 
     return evaluate
 
 
-def _first_examples(batches: Batches, limit: int | None) -> Iterator[dict[str, np.ndarray]]:
-    """The batches with each example's index, masked and ended after ``limit`` examples."""
+def _first_examples(batches: Batches, limit: int | None, part: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
+    """The batches with each example's index, masked and ended after ``limit`` examples of all parts."""
     start = 0
     for batch in batches:
-        index = start + np.arange(len(batch["mask"]), dtype=np.int32)
+        size = len(batch["mask"])
+        index = start + part[0] * size + np.arange(size, dtype=np.int32)
         if limit is not None:
             batch = batch | {"mask": batch["mask"] * (index < limit)}
         yield batch | {"index": index}
-        start += len(index)
+        start += part[1] * size
         if limit is not None and start >= limit:
             return
 

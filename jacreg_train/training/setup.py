@@ -40,22 +40,26 @@ class Run:
     Attributes:
       devices: how a batch is shared.
       num_train_examples: size of the training set.
+      image_shape: of one image, ``(H, W, C)``.
       make_batches: () -> the stream of step batches, at its start.
       objective: what a step minimises.
       optimizer: turns gradients into updates.
       schedule: step -> learning rate.
       num_steps: length of the run.
-      init: () -> a fresh state on the devices.
+      fresh: () -> a fresh state; traceable.
+      init: () -> the same on the devices.
       evaluate: state -> the metrics ``test/*``.
     """
 
     devices: Devices
     num_train_examples: int
+    image_shape: tuple[int, ...]
     make_batches: Callable[[], Batches]
     objective: Objective
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule
     num_steps: int
+    fresh: Callable[[], TrainState]
     init: Callable[[], TrainState]
     evaluate: Callable[[TrainState], dict[str, float]]
 
@@ -70,6 +74,8 @@ def build(config: ConfigDict) -> Run:
       ConfigError: parts that don't fit, or an argument that a model or an estimator refuses.
       DataError: a data set that cannot be had.
     """
+    if config.parallel == "pmap" and jax.process_count() > 1:
+        raise ConfigError(f"config.parallel = 'pmap': choose jit with {jax.process_count()} processes")
     train_data, test_data, context_data = _load_data(config)
     model = _model(config, train_data)
     estimator_options = _given(config.jacobian.estimator, except_for=("name",))
@@ -95,6 +101,7 @@ def build(config: ConfigDict) -> Run:
     return Run(
         devices=devices,
         num_train_examples=train_data.num_examples,
+        image_shape=train_data.image_shape,
         make_batches=lambda: Batches(
             train_data,
             context_data,
@@ -107,6 +114,7 @@ def build(config: ConfigDict) -> Run:
         optimizer=optimizer,
         schedule=schedule,
         num_steps=run_length(config, train_data.num_examples),
+        fresh=fresh,
         init=lambda: devices.put_replicated(jax.jit(fresh, compiler_options=INIT_OPTIONS)()),
         evaluate=_evaluation(config, model, test_data, devices, estimator, num_points),
     )
@@ -220,7 +228,7 @@ def _evaluation(
     key = devices.put_replicated(jax.random.key(config.seed))
 
     def batches(size: int):
-        return evaluation_batches(test_data, batch_size=size, multiple_of=devices.count)
+        return evaluation_batches(test_data, batch_size=size, multiple_of=devices.count, part=devices.part)
 
     def evaluate(state: TrainState) -> dict[str, float]:
         metrics = task((state.params, state.model_state), batches(config.evaluation.batch_size))

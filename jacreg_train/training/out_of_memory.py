@@ -1,0 +1,61 @@
+"""Out of memory: found before the first step where it can be, and answered with the flag that helps."""
+
+import contextlib
+from collections.abc import Iterator
+
+import jax
+from ml_collections import ConfigDict
+
+from jacreg_train.jacobian.memory import free_bytes
+from jacreg_train.training.errors import OutOfMemory
+
+SIGNS = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
+
+
+@contextlib.contextmanager
+def answered_with_the_flag(config: ConfigDict) -> Iterator[None]:
+    """Raises OutOfMemory, which names the flag to change, where an allocation inside fails."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and not any(sign in str(error) for sign in SIGNS):
+            raise
+        reason = " ".join(str(error).split("\n")[0].split())[:200]
+        raise OutOfMemory(f"out of memory ({reason}); {way_out(config)}") from error
+
+
+def check_fits(needed: int | None, config: ConfigDict) -> None:
+    """Refuse a step that would get the process killed.
+
+    Args:
+      needed: bytes that the compiled step holds on one device, its state and batch included.
+      config: for the way out.
+
+    Raises:
+      OutOfMemory: more than is free. What the state holds already counts twice, so this is on the lenient side
+        by that much only where memory is nearly full anyway.
+    """
+    free = free_bytes()
+    if needed is not None and free is not None and needed > free:
+        raise OutOfMemory(
+            f"the step needs {needed / 2**30:.3g} GiB a device and {free / 2**30:.3g} GiB are free; {way_out(config)}"
+        )
+
+
+def way_out(config: ConfigDict) -> str:
+    """What to change for a step that takes less memory, as a flag."""
+    core = config.jacobian
+    if core.weight == 0:
+        return f"try --config.batch_size={max(config.batch_size // 2, 1)}"
+    if core.estimator.name == "auto":
+        budget = core.estimator.memory_budget_gib or (free_bytes() or 2**30) / 2**30
+        return f"try --config.jacobian.estimator.memory_budget_gib={budget / 2:.3g}"
+    if core.estimator.name == "exact":
+        return "try --config.jacobian.estimator.name=layerwise"
+    points = (core.batch_size or config.batch_size) // jax.device_count()
+    chunk = core.estimator.example_chunk or points
+    if chunk > 1:
+        return f"try --config.jacobian.estimator.example_chunk={chunk // 2}"
+    if core.estimator.output_chunk != 1:
+        return "try --config.jacobian.estimator.output_chunk=1"
+    return f"try --config.batch_size={max(config.batch_size // 2, 1)}"

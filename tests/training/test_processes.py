@@ -1,0 +1,116 @@
+"""Two processes on one machine train what one does; the first alone writes logs; both take part in checkpoints."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from jacreg_train.main import main
+from jacreg_train.telemetry import read_records
+from jacreg_train.training.errors import ConfigError
+from jacreg_train.training.processes import connect
+
+FLAGS = [
+    "--config=configs/synthetic.py",
+    "--config.num_epochs=None",
+    "--config.batch_size=8",
+    "--config.model.name=cnn",
+    "--config.model.cnn.widths=(2,)",
+    "--config.model.cnn.strides=(2,)",
+    "--config.model.cnn.dense_width=None",
+    "--config.dataset.synthetic.image_shape=(4,4,1)",
+    "--config.dataset.synthetic.num_examples=20",
+    "--config.jacobian.estimator.name=stochastic",
+    "--config.log.every_steps=1",
+    "--config.log.penalty_share_rounds=0",
+    "--config.log.gradient_norms=False",
+    "--config.evaluation.batch_size=6",
+    "--config.evaluation.jacobian_examples=7",
+    "--config.wandb.mode=disabled",
+    "--config.compilation_cache=off",
+]
+
+
+def start_two(workdir, *flags) -> list[subprocess.Popen]:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    settings = {"JAX_NUM_CPU_DEVICES": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    command = [sys.executable, "-m", "jacreg_train.main", *FLAGS, f"--workdir={workdir}", *flags]
+    command += [f"--coordinator_address=localhost:{port}", "--num_processes=2"]
+    return [
+        subprocess.Popen(
+            [*command, f"--process_id={index}"],
+            env=os.environ | settings,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+
+
+def finish(processes) -> list[tuple[int, str, str]]:
+    ended = [process.communicate(timeout=300) for process in processes]
+    return [(process.returncode, *texts) for process, texts in zip(processes, ended, strict=True)]
+
+
+def test_two_processes_train_what_one_does(tmp_path):
+    first, second = finish(start_two(tmp_path / "two", "--config.num_steps=4"))
+    assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+    assert "step 4/4" in first[1]
+    assert "step" not in second[1]
+    assert main(["jacreg-train", *FLAGS, f"--workdir={tmp_path / 'one'}", "--config.num_steps=4"]) == 0
+    two, one = read_records(tmp_path / "two"), read_records(tmp_path / "one")
+    assert [record["step"] for record in two] == [1, 2, 3, 4]
+    for got, want in zip(two, one, strict=True):
+        for name in want:
+            if name.startswith(("train/", "test/")):
+                np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_stop_reaches_both_and_the_checkpoint_goes_on_in_one(tmp_path):
+    """SIGTERM to the second process alone; then one process resumes what two began."""
+    processes = start_two(tmp_path, "--config.num_steps=100000")
+    lines = tmp_path / "metrics.jsonl"
+    for _ in range(600):
+        if lines.exists() and lines.stat().st_size:
+            break
+        time.sleep(0.2)
+    processes[1].send_signal(signal.SIGTERM)
+    first, second = finish(processes)
+    assert (first[0], second[0]) == (143, 143), first[2] + second[2]
+    last = json.loads(lines.read_text().splitlines()[-1])["step"]
+    assert main(["jacreg-train", *FLAGS, f"--workdir={tmp_path}", f"--config.num_steps={last + 2}"]) == 0
+    assert [record["step"] for record in read_records(tmp_path)] == list(range(1, last + 3))
+
+
+REFUSED = [
+    ({"num_processes": 2}, "--coordinator_address is missing"),
+    ({"coordinator_address": "localhost:1", "process_id": 0}, "--num_processes is missing"),
+    ({"coordinator_address": "localhost:1", "num_processes": 2, "process_id": 2}, "--process_id=2: choose from 0 to 1"),
+    ({"coordinator_address": "localhost:1", "num_processes": 0, "process_id": 0}, "--num_processes=0: choose 1"),
+    ({"coordinator_address": "localhost", "num_processes": 2, "process_id": 0}, "choose host:port"),
+    ({"distributed": True, "process_id": 0}, "--process_id=0 has no meaning with --distributed"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), REFUSED, ids=lambda value: str(value)[:30])
+def test_flags_that_do_not_fit_together(flags, message):
+    none = {"coordinator_address": None, "num_processes": None, "process_id": None, "distributed": False}
+    with pytest.raises(ConfigError, match=message):
+        connect(**none | flags)
+
+
+def test_a_mistake_in_the_flags_is_one_line(capsys, tmp_path):
+    assert main(["jacreg-train", f"--workdir={tmp_path}", "--num_processes=two"]) == 2
+    assert "num_processes=two" in capsys.readouterr().err
+    assert main(["jacreg-train", f"--workdir={tmp_path}", "--num_processes=2"]) == 2
+    assert "--coordinator_address is missing" in capsys.readouterr().err
