@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         config, overridden, workdir = parse(parsed_argv)
     except (AttributeError, KeyError) as error:
         return _refuse(_unknown_field(argv) or error)
-    except (flags.Error, ValueError, TypeError, OSError) as error:
+    except (flags.Error, ValueError, TypeError, OSError, SyntaxError, ImportError) as error:
         return _refuse(error)
 
     # Imported late, so that a mistake in the command line is answered at once.
@@ -94,7 +94,8 @@ def parse(argv: Sequence[str]) -> tuple[ConfigDict, list[str], Path]:
     """The config, the dotted names of the fields that the command line overrides, and the work directory.
 
     Raises:
-      absl.flags.Error, ValueError, TypeError, AttributeError, KeyError, OSError: what the flags refuse.
+      absl.flags.Error, ValueError, TypeError, AttributeError, KeyError, OSError, SyntaxError, ImportError: what
+        the flags refuse, or the config file's own mistakes.
     """
     argv = [argv[0], *flags.FLAGS.read_flags_from_files(list(argv[1:]), force_gnu=False)]  # --flagfile
     given = [value for value in _values(argv, "config") if value]
@@ -107,7 +108,12 @@ def parse(argv: Sequence[str]) -> tuple[ConfigDict, list[str], Path]:
         config_flags.register_flag_parser_for_type(kind, parser)
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=full)
     flags.DEFINE_string("workdir", None, "the run's folder", flag_values=values)
-    left = values(full)
+    try:
+        left = values(full)
+    except AttributeError as error:
+        if "get_config" in str(error):
+            raise ValueError(f"--config={chosen}: the file has no function get_config()") from None
+        raise
     if left[1:]:
         raise ValueError(f"{left[1]!r} is no flag; flags are --config, --config.FIELD=VALUE and --workdir")
     config = values["config"].value

@@ -43,7 +43,7 @@ class WandbWriter:
         mode: "offline" or "online".
         project, group, name, tags: how W&B files the run; None leaves the choice to W&B.
         run_id: the same id on a resume makes W&B join both parts; None: a random one.
-        config: the whole configuration, nested; secrets are left out.
+        config: the whole configuration, nested; secrets are left out, here and in how the run is filed.
         start_timeout_s: how long an online start may take before the run is recorded offline.
         close_timeout_s: how long `close` waits for uploads.
 
@@ -70,15 +70,8 @@ class WandbWriter:
         self._mode = mode
         self._start_timeout_s = start_timeout_s
         self._close_timeout_s = close_timeout_s
-        self._arguments = {
-            "dir": str(folder),
-            "project": project,
-            "group": group,
-            "name": name,
-            "tags": list(tags) or None,
-            "id": run_id,
-            "config": redact(config or {}),
-        }
+        filed = {"project": project, "group": group, "name": name, "tags": list(tags) or None, "config": config or {}}
+        self._arguments = {"dir": str(folder), "id": run_id, **redact(filed)}
         Path(folder).mkdir(parents=True, exist_ok=True)
         self._warned = False
         self._failed = threading.Event()

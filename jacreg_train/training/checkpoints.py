@@ -4,6 +4,7 @@ Every array has a checksum in the checkpoint, and so has the rest: the format it
 changed bit in an array. A damaged checkpoint is put aside, never deleted, and the one before it is used.
 """
 
+import functools
 import json
 import logging
 import zlib
@@ -16,7 +17,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
+from jacreg_train.telemetry import redact
 from jacreg_train.training.errors import ConfigError, Interrupted, WorkdirError
+from jacreg_train.training.processes import done_by_first
 from jacreg_train.training.state import TrainState
 
 FOLDER, DAMAGED_FOLDER = "checkpoints", "damaged_checkpoints"
@@ -74,7 +77,7 @@ class Checkpoints:
           state: copied to the host before this returns, so its memory can be donated.
           step: steps done.
           position: of the data streams after those steps.
-          config: the resolved config.
+          config: the resolved config; secrets are left out.
           accuracy: on the test set after this step; None where it was not evaluated.
 
         Raises:
@@ -82,7 +85,7 @@ class Checkpoints:
         """
         if step in self._manager.all_steps():
             return
-        meta: dict[str, Any] = {"position": dict(position), "config": dict(config), "arrays": _describe(state)}
+        meta: dict[str, Any] = {"position": dict(position), "config": redact(dict(config)), "arrays": _describe(state)}
         meta["array_checksums"] = _checksums(state)
         meta["checksum"] = _checksum_of_json(meta)
         try:
@@ -123,7 +126,9 @@ class Checkpoints:
             except Exception as error:  # of many kinds, by the file that is damaged
                 damaged[step] = f"{type(error).__name__}: {_one_line(error)}"
                 continue
-            self._put_aside(damaged, used=step)
+            if damaged:
+                done_by_first(functools.partial(self._put_aside, damaged, used=step))
+                self._manager.reload()
             return restored
         if damaged:
             step, reason = next(iter(damaged.items()))
@@ -157,13 +162,9 @@ class Checkpoints:
                 raise WorkdirError(
                     f"--workdir={self._workdir}: damaged checkpoint {step} cannot be moved ({error})"
                 ) from error
-        if damaged:
-            self._manager.reload()
 
     def _write_error(self, error: Exception) -> WorkdirError:
-        return WorkdirError(
-            f"--workdir={self._workdir}: a checkpoint cannot be written ({_one_line(error)}); those before it are whole"
-        )
+        return WorkdirError(f"--workdir={self._workdir}: a checkpoint cannot be written ({_one_line(error)})")
 
     def _restore(self, step: int, **items: Any) -> Any:
         return self._manager.restore(step, args=ocp.args.Composite(**items))

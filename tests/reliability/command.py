@@ -36,12 +36,12 @@ def arguments(workdir: Path, *flags: str) -> list[str]:
     return ["jacreg-train", *TINY, *flags, f"--workdir={workdir}"]
 
 
-def start(workdir: Path, *flags: str, **options) -> subprocess.Popen:
+def start(workdir: Path, *flags: str, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) -> subprocess.Popen:
     """The command in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "jacreg_train.main", *arguments(workdir, *flags)[1:]],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
         text=True,
         **options,
     )
@@ -54,11 +54,16 @@ def run(workdir: Path, *flags: str, **options) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def kill_when(process: subprocess.Popen, happened: Callable[[], bool], number: int = signal.SIGKILL) -> int:
-    """Send a signal as soon as something has happened; the process's exit code."""
+def wait_until(process: subprocess.Popen, happened: Callable[[], bool]) -> None:
+    """Return when something has happened, or the process has ended."""
     end = time.monotonic() + 240
     while not happened() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.002)
+
+
+def kill_when(process: subprocess.Popen, happened: Callable[[], bool], number: int = signal.SIGKILL) -> int:
+    """Send a signal as soon as something has happened; the process's exit code."""
+    wait_until(process, happened)
     process.send_signal(number)
     process.communicate(timeout=240)
     return process.returncode

@@ -49,6 +49,11 @@ def test_killed_at_four_moments(uninterrupted):
     assert_same_end(workdir, uninterrupted)
 
 
+def after(seconds):
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() > end
+
+
 @pytest.mark.slow  # 4 minutes
 def test_killed_at_twenty_random_moments(uninterrupted):
     workdir, moment = uninterrupted.parent / "random", random.Random(0)
@@ -57,8 +62,7 @@ def test_killed_at_twenty_random_moments(uninterrupted):
     length = time.monotonic() - begin
     killed = 0
     while killed < 20:
-        end = time.monotonic() + moment.uniform(0, 1.2 * length)
-        code = kill_when(start(workdir, *FLAGS), lambda end=end: time.monotonic() > end)
+        code = kill_when(start(workdir, *FLAGS), after(moment.uniform(0, 1.2 * length)))
         killed += code == -9
         if code == 0:  # it was done before the kill: the next ones are of a new run
             assert_same_end(workdir, uninterrupted)
