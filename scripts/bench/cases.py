@@ -40,13 +40,14 @@ EIGHT_LAYERS = {
     "readout": "mean",
     "dense_width": None,
 }
+TINY = {"widths": (4, 4), "strides": (2, 2), "dense_width": None, "norm": "batch"}
 MODEL_CASES: dict[str, ModelCase] = {
     "cnn3": ModelCase("CNN, 3 layers", "cnn", {}),
     "cnn8": ModelCase("CNN, 8 layers", "cnn", EIGHT_LAYERS),
     "resnet18": ModelCase("ResNet18, group norm", "resnet18", {"norm": "group"}),
     "resnet18_batch": ModelCase("ResNet18, frozen batch norm", "resnet18", {"norm": "batch"}),
     # For the benchmark's own tests:
-    "tiny": ModelCase("tiny CNN", "cnn", {"widths": (4, 4), "strides": (2, 2), "dense_width": None}, (8, 8, 3)),
+    "tiny": ModelCase("tiny CNN", "cnn", TINY, (8, 8, 3)),
 }
 
 

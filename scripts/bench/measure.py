@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from bench import flops
 from jacreg_train.telemetry import compiled_bytes
-from jacreg_train.telemetry.memory import device_peak_bytes, resident_bytes
+from jacreg_train.telemetry.memory import resident_bytes
 
 MIB, GIB = 2**20, 2**30
 
@@ -122,25 +122,29 @@ def relative_error(tree: Any, reference: Any) -> jax.Array:
 
 @contextlib.contextmanager
 def peak_memory() -> Iterator[Callable[[], int]]:
-    """Gives a function that tells the peak so far, in bytes.
+    """Gives a function that tells the peak so far, in bytes above what was in use before.
 
-    On a device that tells, its peak since the process began; elsewhere the process's resident memory above what it
-    was, sampled every 50 ms.
+    Sampled every 50 ms: the memory in use on a device that tells, elsewhere the process's resident memory.
     """
-    before = resident_bytes()
+    before = _bytes_in_use()
     peak, stop = [before], threading.Event()
 
     def sample() -> None:
         while not stop.wait(0.05):
-            peak[0] = max(peak[0], resident_bytes())
+            peak[0] = max(peak[0], _bytes_in_use())
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
     try:
-        yield lambda: device_peak_bytes() or max(peak[0], resident_bytes()) - before
+        yield lambda: max(peak[0], _bytes_in_use()) - before
     finally:
         stop.set()
         thread.join()
+
+
+def _bytes_in_use() -> int:
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    return statistics.get("bytes_in_use") or resident_bytes()
 
 
 def memory_budget(gib: float | None) -> int:

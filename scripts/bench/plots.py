@@ -38,7 +38,7 @@ def plot_against_size(rows: Sequence[Mapping[str, Any]], field: str, label: str,
         axis.minorticks_off()
         axis.grid(alpha=0.3)
     handles = {name: handle for axis in axes[0] for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=1 + len(models))
     _save(figure, path)
     return True
 
@@ -62,7 +62,9 @@ def plot_pareto(rows: Sequence[Mapping[str, Any]], path: Path) -> bool:
             axis.axvline(row["time_ratio"], color="black", linestyle="--", label="layerwise (exact)")
     title = f"{MODEL_CASES[rows[0]['model']].title}, n = {rows[0]['n']}; numbers are probes"
     axis.set(title=title, xlabel="time / time of a plain gradient", ylabel="relative error of the gradient")
-    axis.set(xscale="log", yscale="log")
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_yscale("log")
     axis.grid(alpha=0.3, which="both")
     axis.legend(fontsize=8)
     _save(figure, path)
