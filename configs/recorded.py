@@ -24,6 +24,6 @@ def get_config(path: str) -> ConfigDict:
     config.lock()
     try:
         config.update(json.loads(Path(path).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not a recorded config ({' '.join(str(error).split())[:200]})") from None
     return config

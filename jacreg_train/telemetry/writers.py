@@ -133,7 +133,7 @@ def _whole_lines(path: Path) -> list[str]:
             record = json.loads(line)
             if not isinstance(record, dict) or type(record.get("step")) is not int:
                 raise ValueError("no step")
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(lines):
                 break
             raise ValueError(f"{path}, line {number}: not a metric record: {line[:80]!r}") from None

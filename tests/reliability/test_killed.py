@@ -1,10 +1,14 @@
 """kill -9 at any moment, then the same command again: the end is that of an uninterrupted run, to the bit."""
 
 import random
+import subprocess
+import sys
 import time
 
+import numpy as np
 import pytest
 
+from jacreg_train.data import load_dataset
 from tests.reliability.command import array_bytes, final_state, kill_when, last_step, run, start, steps
 
 STEPS = 60
@@ -47,6 +51,23 @@ def test_killed_at_four_moments(uninterrupted):
     assert code == 0, err
     assert "resuming" in out
     assert_same_end(workdir, uninterrupted)
+
+
+def test_killed_while_data_are_prepared(tmp_path):
+    code = "import sys; from jacreg_train import data; data.load_dataset('digits', split='train', data_dir=sys.argv[1])"
+    data_dir, killed = tmp_path / "killed", []
+    for number_of_files in (1, 3):
+        process = subprocess.Popen([sys.executable, "-c", code, str(data_dir)], stdout=subprocess.PIPE)
+        killed.append(kill_when(process, has_files(data_dir, number_of_files)))
+    assert -9 in killed
+    read = lambda folder: load_dataset("digits", split="train", data_dir=folder).read(np.arange(100))
+    whole, after = read(tmp_path / "whole"), read(data_dir)
+    for name in ("image", "label"):
+        np.testing.assert_array_equal(whole[name], after[name])
+
+
+def has_files(folder, least):
+    return lambda: sum(path.is_file() for path in folder.rglob("*")) >= least
 
 
 def after(seconds):

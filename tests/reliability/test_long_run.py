@@ -19,7 +19,7 @@ FLAGS = (
 )
 
 
-@pytest.mark.slow  # 2 to 10 minutes
+@pytest.mark.slow  # a minute
 def test_twenty_thousand_steps(tmp_path):
     workdir, open_files = tmp_path / "run", []
     with open(tmp_path / "out", "w") as out:
