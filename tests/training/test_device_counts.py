@@ -74,7 +74,8 @@ def main(parallel: str) -> None:
         batches, state = run.make_batches(), run.init()
         share = (parallel, estimator) == ("jit", "layerwise")
         programs = compile_programs(run, state, batches.example(), share=share, norms=False)
-        result = {"parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))}
+        assert programs.penalised is not None
+        result: dict = {"parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))}
         result["leaves"] = len(jax.tree.leaves(state))
         if parallel == "jit":
             result["penalised"] = reduced_bytes(programs.penalised)
