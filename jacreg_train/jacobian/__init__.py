@@ -14,6 +14,7 @@ from jacreg_train.jacobian.contraction import contract
 from jacreg_train.jacobian.coupling import check_per_example, for_separate_examples
 from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate
 from jacreg_train.jacobian.exact import chunked, exact
+from jacreg_train.jacobian.explanation import Explanation, explain
 from jacreg_train.jacobian.functionals import FunctionalEstimate, bilinear, row_norm, row_sum
 from jacreg_train.jacobian.layerwise import layerwise
 from jacreg_train.jacobian.options import check_choice, check_names

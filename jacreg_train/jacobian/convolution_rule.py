@@ -6,6 +6,7 @@ import math
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.extend import core
 from jaxtyping import Float
 
 from jacreg_train.jacobian import norms
@@ -14,22 +15,34 @@ from jacreg_train.jacobian.geometry import Geometry
 from jacreg_train.jacobian.trees import accumulation_dtype
 
 
+def convolution_form(eqn: core.JaxprEqn, cotangents: int) -> norms.Form:
+    """The form that serves the kernel of this convolution."""
+    geometry, numbers = Geometry.of(eqn), eqn.params["dimension_numbers"]
+    features = eqn.invars[0].aval.shape[numbers.lhs_spec[1]] // geometry.groups
+    outputs = eqn.outvars[0].aval.shape[numbers.out_spec[1]] // geometry.groups
+    batch = eqn.outvars[0].aval.shape[numbers.out_spec[0]]
+    positions, patch = batch * math.prod(geometry.outputs), features * geometry.kernel_size
+    gram_features = features + geometry.kernel_size if _is_pixelwise(geometry, batch) else patch
+    form = norms.cheapest_form(positions, patch, outputs, cotangents, gram_features)
+    return form._replace(cost=geometry.groups * form.cost)
+
+
+def _is_pixelwise(geometry: Geometry, batch: int) -> bool:
+    """Whether the patches' Gram matrix comes from the pixels'."""
+    return geometry.is_dense and batch == 1
+
+
 def convolution_squared_norm(eqn, position, operands, cotangents):
     """`|sum_t patch_t d_t^T|^2` over output positions t, in the form with the fewest multiply-adds."""
     if not _applies(eqn, position, operands):
         return None
     geometry, inputs = Geometry.of(eqn), _inputs(eqn, operands)
     cotangents = _channels_last(cotangents, eqn.params["dimension_numbers"].out_spec, 2)
-    count, n, batch, *_, outputs = cotangents.shape
-    groups, positions = geometry.groups, batch * math.prod(geometry.outputs)
-    features, outputs = inputs.shape[-1] // groups, outputs // groups
-    pixelwise = geometry.is_dense and batch == 1
-    gram_features = features + geometry.kernel_size if pixelwise else features * geometry.kernel_size
-    explicit = norms.explicit_cost(positions, features * geometry.kernel_size, outputs, count)
-    if norms.gram_cost(positions, gram_features, outputs, count) < explicit:
-        matrix = (_gram_of_pixels if pixelwise else _gram_of_patches)(geometry, inputs)
-        squares = norms.quadratic_form(matrix, _by_position(cotangents, groups, 2))
-        return jnp.sum(squares.reshape(count, n, groups), axis=2)
+    count, n, batch, *_ = cotangents.shape
+    if convolution_form(eqn, count).name != "kernel gradient":  # one position is a Gram matrix of one entry
+        gram = _gram_of_pixels if _is_pixelwise(geometry, batch) else _gram_of_patches
+        squares = norms.quadratic_form(gram(geometry, inputs), _by_position(cotangents, geometry.groups, 2))
+        return jnp.sum(squares.reshape(count, n, geometry.groups), axis=2)
     kernels = _kernel_gradients(geometry, inputs, cotangents)
     return jnp.sum(jnp.square(kernels), axis=[*range(1, kernels.ndim - 2), kernels.ndim - 1]).T
 

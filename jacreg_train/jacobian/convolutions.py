@@ -98,6 +98,27 @@ ad.defbilinear(
 )
 
 
+def close_convolutions(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun` by convolutions that are closed under differentiation: the same values, and fast second derivatives."""
+
+    def closed(*args):
+        jaxpr, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
+        if not _has_convolution(jaxpr.jaxpr):
+            return fun(*args)
+        outputs = evaluate(jaxpr, jax.tree.leaves(args), _evaluate_closed)
+        return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
+
+    return closed
+
+
+def _evaluate_closed(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+    if eqn.primitive.name == "conv_general_dilated" and eqn.params["batch_group_count"] == 1:
+        return [convolve(*inputs, **eqn.params)]
+    if eqn.primitive.name == "jit" and _has_convolution(eqn.params["jaxpr"].jaxpr):
+        return evaluate(eqn.params["jaxpr"], inputs, _evaluate_closed)
+    return evaluate_equation(eqn, inputs)
+
+
 def canonicalize_convolutions(fun: Callable[..., Any]) -> Callable[..., Any]:
     """`fun` with every convolution in canonical layout; the same values, for use as the body of a loop.
 

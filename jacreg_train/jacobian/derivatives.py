@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jacreg_train.jacobian.convolutions import close_convolutions
 from jacreg_train.jacobian.jaxprs import depends_on_arguments
 from jacreg_train.jacobian.trees import ApplyFn, PyTree, differentiated_leaves, is_float, num_examples, one_example
 
@@ -25,7 +26,7 @@ OfExample = Callable[[PyTree], tuple[Leaves, Callable[[Leaves], Array]]]
 
 def example_function(apply_fn: ApplyFn, params: PyTree, wrt: str) -> OfExample:
     """`of_example(x) -> (leaves, f)`: what example `x` is differentiated with respect to, and its output of that."""
-    apply_one = one_example(apply_fn)
+    apply_one = close_convolutions(one_example(apply_fn))
 
     def of_params(x):
         leaves, rest, join = differentiated_leaves(params, "params")

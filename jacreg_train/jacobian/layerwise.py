@@ -16,7 +16,7 @@ from jax import Array
 from jax.extend import core
 from jaxtyping import Float
 
-from jacreg_train.jacobian.convolutions import convolve
+from jacreg_train.jacobian.convolutions import close_convolutions, convolve
 from jacreg_train.jacobian.estimate import Estimator
 from jacreg_train.jacobian.jaxprs import evaluate_equation, is_inexact, read
 from jacreg_train.jacobian.known_parts import known_squared_norm
@@ -61,12 +61,18 @@ def split_params_pullback(
     return _params_pullback(apply_fn, params, inputs, split=True)
 
 
-def _params_pullback(apply_fn, params, inputs, split):
+def example_structure(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> Structure:
+    """The structure of one example's function of the differentiated parameter leaves."""
     leaves, rest, join = differentiated_leaves(params, "params")
     apply_one = one_example(apply_fn)
     example = jax.tree.map(lambda leaf: jax.typeof(leaf).update(shape=leaf.shape[1:]), inputs)
     jaxpr = jax.make_jaxpr(lambda leaves, x: apply_one(join(leaves, rest), x))(leaves, example)
-    structure = find_structure(jaxpr, len(leaves))
+    return find_structure(jaxpr, len(leaves))
+
+
+def _params_pullback(apply_fn, params, inputs, split):
+    leaves, *_ = differentiated_leaves(params, "params")
+    structure = example_structure(apply_fn, params, inputs)
     shared = _evaluate_shared_part(structure, leaves)
 
     rows, n = jax.tree.leaves(inputs), num_examples(inputs)
@@ -211,7 +217,8 @@ def _pulled_norms(structure, leaves, shared, activations, at_contacts) -> list[F
 def inputs_pullback(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> tuple[Float[Array, "n ..."], SquaredNorms]:
     """The same for input Jacobians: examples do not meet, so one pullback serves them all."""
     floats, rest, join = differentiated_leaves(inputs, "inputs")
-    forward = jax.vmap(lambda floats, rest: one_example(apply_fn)(params, join(floats, rest)))
+    apply_one = close_convolutions(one_example(apply_fn))
+    forward = jax.vmap(lambda floats, rest: apply_one(params, join(floats, rest)))
     outputs, pull = jax.vjp(lambda floats: forward(floats, rest), floats)
 
     def squared_norms(cotangents):

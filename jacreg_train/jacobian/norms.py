@@ -7,6 +7,8 @@ formed (`T C O` multiply-adds) or the Gram matrices over positions are (`T^2 (C 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -15,22 +17,41 @@ from jaxtyping import Float
 from jacreg_train.jacobian.trees import accumulation_dtype, squared_sum
 
 
-def explicit_cost(positions: int, features: int, outputs: int, cotangents: int) -> int:
-    """Multiply-adds of value and gradient when the weight gradient is formed for each cotangent."""
-    return 3 * cotangents * positions * features * outputs
+class Form(NamedTuple):
+    """How a squared norm is computed, and its multiply-adds for one example, value and gradient together."""
+
+    name: str
+    cost: int
 
 
-def gram_cost(positions: int, gram_features: int, outputs: int, cotangents: int) -> int:
-    """Multiply-adds of value and gradient by Gram matrices; `gram_features` is the length of the dot products."""
-    return 2 * positions**2 * (gram_features + cotangents * outputs)
+def cheapest_form(
+    positions: int, features: int, outputs: int, cotangents: int, gram_features: int | None = None
+) -> Form:
+    """The form with the fewest multiply-adds.
+
+    Args:
+        positions, features, outputs: `T`, `C` and `O`.
+        cotangents: how many cotangents share the activations.
+        gram_features: multiply-adds for one entry of the activations' Gram matrix, where it is not `C`.
+    """
+    gram_features = features if gram_features is None else gram_features
+    if positions == 1:
+        return Form("outer product", 3 * (features + cotangents * outputs))
+    explicit = Form("kernel gradient", 3 * cotangents * positions * features * outputs)
+    return min(
+        Form("gram matrices", 2 * positions**2 * (gram_features + cotangents * outputs)),
+        explicit,
+        key=lambda form: form.cost,
+    )
 
 
 def outer_product_norms(activations: Float[Array, "m T C"], cotangents: Float[Array, "K m T O"]) -> Float[Array, "K m"]:
     """`|sum_t a_t d_t^T|^2` for each of `m` blocks and `K` cotangents."""
     (_, positions, features), (count, *_, outputs) = activations.shape, cotangents.shape
-    if positions == 1:
+    form = cheapest_form(positions, features, outputs, count).name
+    if form == "outer product":
         return squared_sum(activations, 1) * squared_sum(cotangents, 2)
-    if gram_cost(positions, features, outputs, count) < explicit_cost(positions, features, outputs, count):
+    if form == "gram matrices":
         return quadratic_form(gram(activations), cotangents)
     return squared_sum(outer_products(activations, cotangents), 2)
 

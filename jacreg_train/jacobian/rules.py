@@ -19,6 +19,11 @@ from jax.extend import core
 from jaxtyping import Float
 
 from jacreg_train.jacobian import norms
+from jacreg_train.jacobian.convolution_rule import (
+    convolution_cotangent,
+    convolution_form,
+    convolution_squared_norm,
+)
 from jacreg_train.jacobian.jaxprs import evaluate_equation, is_inexact
 from jacreg_train.jacobian.trees import accumulation_dtype, squared_sum
 
@@ -90,6 +95,24 @@ def _dense(eqn, position, operands, cotangents):
     return jnp.sum(squares.reshape(count, n, blocks), axis=2)
 
 
+def _dense_form(eqn, position, cotangents):
+    contracted, batched = eqn.params["dimension_numbers"]
+    shape = eqn.invars[1 - position].aval.shape
+    size = lambda axes: math.prod(shape[axis] for axis in axes)
+    blocks, features = size(batched[1 - position]), size(contracted[1 - position])
+    positions = math.prod(shape) // max(blocks * features, 1)
+    outputs = math.prod(eqn.outvars[0].aval.shape) // max(blocks * positions, 1)
+    form = norms.cheapest_form(positions, features, outputs, cotangents)
+    return form._replace(cost=blocks * form.cost)
+
+
+def _embedding_form(eqn, position, cotangents):
+    rows = math.prod(eqn.invars[1].aval.shape[:-1])
+    return (
+        norms.Form("equal rows", 2 * rows * cotangents * math.prod(eqn.outvars[0].aval.shape)) if not position else None
+    )
+
+
 def _embedding(eqn, position, operands, cotangents):
     """Rows taken from a table: cotangents of equal rows add up before squaring."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
@@ -125,8 +148,6 @@ def _embedding(eqn, position, operands, cotangents):
     return norms.quadratic_form(same.astype(accumulation_dtype(cotangents.dtype)), cotangents)
 
 
-from jacreg_train.jacobian.convolution_rule import convolution_cotangent, convolution_squared_norm  # noqa: E402
-
 Rule = Callable[[core.JaxprEqn, int, Sequence[Operand], Array], Array | None]
 SQUARED_NORMS: dict[str, Rule] = {
     "dot_general": _dense,
@@ -134,3 +155,8 @@ SQUARED_NORMS: dict[str, Rule] = {
     "gather": _embedding,
 }
 COTANGENTS: dict[str, Rule] = {"conv_general_dilated": convolution_cotangent}
+FORMS: dict[str, Callable[[core.JaxprEqn, int, int], norms.Form | None]] = {
+    "dot_general": _dense_form,
+    "conv_general_dilated": lambda eqn, position, cotangents: convolution_form(eqn, cotangents) if position else None,
+    "gather": _embedding_form,
+}

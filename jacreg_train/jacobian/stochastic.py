@@ -17,6 +17,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from jacreg_train.jacobian.chunking import sum_over_chunks
+from jacreg_train.jacobian.convolutions import close_convolutions
 from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate
 from jacreg_train.jacobian.layerwise import SPLIT_PULLBACKS
 from jacreg_train.jacobian.options import WRT, check_choice, check_chunks, check_positive
@@ -159,7 +160,7 @@ def random_pushforward(
     All examples share a probe of the parameters, drawn from `key`; a probe of the inputs is drawn from each example's
     own one of `keys`.
     """
-    apply_one = one_example(apply_fn)
+    apply_one = close_convolutions(one_example(apply_fn))
     leaves, rest, join = differentiated_leaves(params if wrt == "params" else inputs, wrt)
     draw = lambda index: lambda key, leaves: draw_like(distribution, jax.random.fold_in(key, index), leaves)
     if wrt == "params":

@@ -172,7 +172,7 @@ def _free_weights(
     leaf_set = set(leaves)
     free = {weight: rearranged_leaves(weight) for weight in weights}
     served = set().union(*(found for found in free.values() if found))
-    reaching = _leaves_reaching(jaxpr, leaf_set, shared_eqns)
+    reaching = leaves_reaching(jaxpr, leaf_set, shared_eqns)
     pulled = {leaf for weight in weights if free[weight] is None for leaf in reaching[weight] if is_inexact(leaf)}
     assert not pulled & served
     return (
@@ -206,7 +206,10 @@ def _is_floating(var: Any) -> bool:
     return jnp.issubdtype(var.aval.dtype, jnp.floating)
 
 
-def _leaves_reaching(jaxpr: core.Jaxpr, leaves: set[core.Var], shared_eqns: list[int]) -> dict[core.Var, set[core.Var]]:
+def leaves_reaching(
+    jaxpr: core.Jaxpr, leaves: Iterable[core.Var], shared_eqns: Sequence[int]
+) -> dict[core.Var, set[core.Var]]:
+    """For each variable of the shared part the parameter leaves that it depends on differentiably."""
     reaching = {leaf: {leaf} for leaf in leaves}
     for index in shared_eqns:
         eqn = jaxpr.eqns[index]
