@@ -15,6 +15,7 @@ from jacreg_train.main import main
 from jacreg_train.training.errors import ConfigError
 from jacreg_train.training.loop import train_and_evaluate
 from jacreg_train.training.validation import CHOICES, RANGES, leaves
+from tests.data import test_prepared as prepared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,3 +205,15 @@ def test_config_files_that_are_none(name, tmp_path, capsys):
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert name in err
+
+
+@pytest.mark.parametrize("case", ["label too large", "image of another size", "record that is no example"])
+def test_data_that_are_not_as_declared(case, tmp_path, capsys):
+    record, words = prepared.BAD_RECORDS[case]
+    prepared.write_set(tmp_path, [*prepared.good_records(3), record])
+    flags = ["--config.dataset.name=toy", f"--config.dataset.data_dir={tmp_path}", "--config.dataset.test_split=train"]
+    assert main(["jacreg-train", *flags, "--config.compilation_cache=off", f"--workdir={tmp_path / 'run'}"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    for word in ("toy", "record 3", *words):
+        assert word in err

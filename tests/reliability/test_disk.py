@@ -142,8 +142,8 @@ def test_a_folder_that_goes_away_stops_the_run_and_is_not_made_anew(tmp_path):
     assert not (workdir / "metrics.jsonl").exists()
 
 
-def refusal(capsys, workdir: Path) -> str:
-    assert main([*arguments(workdir), "--config.compilation_cache=off"]) == 2
+def refusal(capsys, workdir: Path, *flags: str) -> str:
+    assert main(arguments(workdir, "--config.compilation_cache=off", *flags)) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     return err
@@ -160,6 +160,14 @@ def test_the_second_run_on_one_workdir_is_refused_while_the_first_lives(capsys, 
 
 
 def test_a_damaged_line_in_the_record_or_a_damaged_config_is_told(capsys, tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
-    (tmp_path / "config.json").write_text("{")
-    assert "config.json is damaged" in refusal(capsys, tmp_path)
+    flags = ("--config.num_steps=2", "--config.compilation_cache=off")
+    assert main(arguments(tmp_path, *flags)) == 0
+    capsys.readouterr()
+    record, config = tmp_path / "metrics.jsonl", tmp_path / "config.json"
+    damaged = "nonsense\n" + record.read_text()
+    record.write_text(damaged)
+    assert f"{record}, line 1: not a metric record" in refusal(capsys, tmp_path, *flags)
+    assert record.read_text() == damaged
+    config.write_text("{")
+    assert "config.json is damaged" in refusal(capsys, tmp_path, *flags)
+    assert config.read_text() == "{"
