@@ -1,9 +1,9 @@
 """Multiply-adds of a function, counted in the jaxpr that the compiler is given.
 
-The compiler's own `cost_analysis()` counts a loop's body once. Here a body counts as often as it runs. Only
-matrix products and convolutions count. Every method is counted alike: products with a convolution's zero padding count
-in full, the holes of a dilated input (the input gradient of a strided convolution) do not. Code whose result is not
-used is left out.
+The compiler's own `cost_analysis()` counts a loop's body once. Here a body counts as often as it runs. Only matrix
+products and convolutions count. A convolution counts its products of two entries; those with its padding, or with the
+holes of a dilated input, do not, so that a convolution and its derivatives of any order count the same. Code whose
+result is not used is left out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
 
@@ -35,14 +36,14 @@ def multiply_adds(fun: Callable[..., Any], *arguments: Any, platform: str | None
 def count(jaxpr: core.ClosedJaxpr, platform: str | None = None) -> int:
     """`multiply_adds` of a traced function."""
     live, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars))
-    return round(_of_jaxpr(live, platform or jax.default_backend()))
+    return _of_jaxpr(live, platform or jax.default_backend())
 
 
-def _of_jaxpr(jaxpr: core.Jaxpr, platform: str) -> float:
+def _of_jaxpr(jaxpr: core.Jaxpr, platform: str) -> int:
     return sum(_of_equation(eqn, platform) for eqn in jaxpr.eqns)
 
 
-def _of_equation(eqn: core.JaxprEqn, platform: str) -> float:
+def _of_equation(eqn: core.JaxprEqn, platform: str) -> int:
     counts = COUNTS.get(eqn.primitive.name)
     if counts:
         return counts(eqn)
@@ -56,7 +57,7 @@ def _of_equation(eqn: core.JaxprEqn, platform: str) -> float:
     return nested
 
 
-def _of_branches(eqn: core.JaxprEqn, platform: str) -> float:
+def _of_branches(eqn: core.JaxprEqn, platform: str) -> int:
     branches, platforms = eqn.params["branches"], eqn.params.get("branches_platforms")
     if platforms is not None:
         mine = next(branch for branch, names in zip(branches, platforms, strict=True) if not names or platform in names)
@@ -86,27 +87,33 @@ def _dot_general(eqn: core.JaxprEqn) -> int:
     return math.prod(_shape(eqn.outvars[0])) * math.prod(shape[axis] for axis in contracted)
 
 
-def _convolution(eqn: core.JaxprEqn) -> float:
-    return math.prod(_shape(eqn.outvars[0])) * _entries_of_an_output(eqn)
+def _convolution(eqn: core.JaxprEqn) -> int:
+    return _products(eqn, _shape(eqn.invars[0]), _shape(eqn.outvars[0]))
 
 
-def _convolution_input_gradient(eqn: core.JaxprEqn) -> float:
-    # The convolution's own products, each once: its output has the cotangent's shape.
-    return math.prod(_shape(eqn.invars[0])) * _entries_of_an_output(eqn)
+def _convolution_input_gradient(eqn: core.JaxprEqn) -> int:
+    """Its products are those of the convolution whose output has the cotangent's shape."""
+    return _products(eqn, eqn.params["shape"], _shape(eqn.invars[0]))
 
 
-def _entries_of_an_output(eqn: core.JaxprEqn) -> float:
-    kernel = _shape(eqn.invars[1])
-    outputs = eqn.params["dimension_numbers"].rhs_spec[0]
-    entries = math.prod(size for axis, size in enumerate(kernel) if axis != outputs)
-    return entries / math.prod(eqn.params["lhs_dilation"])
+def _products(eqn: core.JaxprEqn, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> int:
+    numbers, kernel = eqn.params["dimension_numbers"], _shape(eqn.invars[1])
+    x_spec, kernel_spec, out_spec = numbers
+    total = outputs[out_spec[0]] * outputs[out_spec[1]] * kernel[kernel_spec[1]]
+    geometry = [eqn.params[name] for name in ("window_strides", "padding", "lhs_dilation", "rhs_dilation")]
+    for axis, (stride, (low, _), x_dilation, kernel_dilation) in enumerate(zip(*geometry, strict=True)):
+        starts = stride * np.arange(outputs[out_spec[2 + axis]]) - low
+        met = np.add.outer(starts, kernel_dilation * np.arange(kernel[kernel_spec[2 + axis]]))
+        last = (inputs[x_spec[2 + axis]] - 1) * x_dilation
+        total *= int(np.sum((met >= 0) & (met <= last) & (met % x_dilation == 0)))
+    return total
 
 
 def _shape(atom: Any) -> tuple[int, ...]:
     return atom.aval.shape
 
 
-COUNTS: dict[str, Callable[[core.JaxprEqn], float]] = {
+COUNTS: dict[str, Callable[[core.JaxprEqn], int]] = {
     "dot_general": _dot_general,
     "conv_general_dilated": _convolution,
     "convolve": _convolution,  # the core's own

@@ -16,7 +16,7 @@ HOW_TO_READ = (
     "Ratios are to the gradient of the plain loss on the same model and batch, from calls in turns in one process: "
     "the median, with the lowest and the highest of the rounds. Memory is the compiler's figure (arguments + outputs + "
     "temporaries - reused). Compile time is that of tracing, lowering and compiling. Multiply-adds are those of matrix "
-    "products and convolutions, padding included, loops as often as they run. The error is that of one gradient, "
+    "products and convolutions, without padding, loops as often as they run. The error is that of one gradient, "
     "relative to the exact one, root mean square over the calls."
 )
 
