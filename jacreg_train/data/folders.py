@@ -89,9 +89,7 @@ def require_array_record(name: str, data_dir: Path) -> Path:
     """The folder of a set that is prepared as array_record, else DataError with the command to run."""
     prepared = find_prepared(name, data_dir)
     if prepared is None:
-        there = (
-            ", ".join(p.name for p in _subfolders(data_dir) if any(p.rglob("dataset_info.json"))) or "none"
-        )
+        there = ", ".join(p.name for p in _subfolders(data_dir) if any(p.rglob("dataset_info.json"))) or "none"
         raise DataError(
             f"data set {name!r} is not prepared in {data_dir}; run: {prepare_command(name, data_dir)}"
             f" (prepared there: {there}; always there: digits, synthetic)"

@@ -39,9 +39,7 @@ def read_idx(path: Path, *, rank: int) -> np.ndarray:
                 count = math.prod(shape)
                 most = min(MAX_BYTES, file_bytes * (_DEFLATE_RATIO if zipped else 1))
                 if not 0 < count <= most:
-                    raise DataError(
-                        f"{path}: declares {count} values {shape}, its {file_bytes} bytes hold 1 to {most}"
-                    )
+                    raise DataError(f"{path}: declares {count} values {shape}, its {file_bytes} bytes hold 1 to {most}")
                 values = stream.read(count)
                 if len(values) < count:
                     raise DataError(f"{path}: truncated, has {len(values)} of the {count} values it declares")

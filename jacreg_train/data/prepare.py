@@ -55,9 +55,7 @@ def prepare(
         convert_to_array_record(there.folder)
         return f"converted {name} to array_record in {there.folder}"
     if there:
-        raise DataError(
-            f"{there.folder} holds {', '.join(there.formats)}, which cannot be converted: delete it"
-        )
+        raise DataError(f"{there.folder} holds {', '.join(there.formats)}, which cannot be converted: delete it")
     if name == "digits":
         prepare_digits(folder)
     elif source is not None:
@@ -70,9 +68,7 @@ def prepare(
 def _prepare_idx(name: str, source: Path, data_dir: Path) -> None:
     """As the stock TFDS builder would: same name, version, features, keys, and so the same order."""
     if name not in IDX_SOURCES:
-        raise DataError(
-            f"data set {name!r} is not one that is made from idx files; choices: {', '.join(IDX_SOURCES)}"
-        )
+        raise DataError(f"data set {name!r} is not one that is made from idx files; choices: {', '.join(IDX_SOURCES)}")
     stock = tfds.builder_cls(name)
     splits = {split: read_idx_split(source, prefix) for split, prefix in _IDX_PREFIXES.items()}
 
@@ -80,9 +76,7 @@ def _prepare_idx(name: str, source: Path, data_dir: Path) -> None:
         def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
             features = self.info.features
             for images, labels in splits.values():
-                _check_declared(
-                    source, images, labels, features["image"].shape, features["label"].num_classes
-                )
+                _check_declared(source, images, labels, features["image"].shape, features["label"].num_classes)
             return {split: self._generate_examples(*arrays) for split, arrays in splits.items()}
 
         def _generate_examples(self, images: np.ndarray, labels: np.ndarray) -> Iterator[Any]:
@@ -113,9 +107,7 @@ def _prepare_with_tensorflow(name: str, data_dir: Path) -> None:
         raise DataError(f"data set {name!r} is unknown to TFDS; the closest names: {close}")
     if importlib.util.find_spec("tensorflow") is None:
         idx = f", or give its idx files: --source={IDX_SOURCES[name]}" if name in IDX_SOURCES else ""
-        raise DataError(
-            f"preparing {name!r} needs tensorflow, for this once: pip install 'jacreg[prepare]'{idx}"
-        )
+        raise DataError(f"preparing {name!r} needs tensorflow, for this once: pip install 'jacreg[prepare]'{idx}")
     try:
         builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
         builder.download_and_prepare()
@@ -125,14 +117,10 @@ def _prepare_with_tensorflow(name: str, data_dir: Path) -> None:
 
 def main() -> int:
     """The command line: prints what was done; an error is one line, and exit code 1."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", required=True, help="TFDS name, such as fashion_mnist or cifar10")
     parser.add_argument("--source", help="folder of idx files, for fashion_mnist, mnist and kmnist")
-    parser.add_argument(
-        "--data_dir", help="where to put it (default: $TFDS_DATA_DIR or ~/tensorflow_datasets)"
-    )
+    parser.add_argument("--data_dir", help="where to put it (default: $TFDS_DATA_DIR or ~/tensorflow_datasets)")
     arguments = parser.parse_args()
     try:
         print(prepare(arguments.name, source=arguments.source, data_dir=arguments.data_dir))

@@ -120,9 +120,7 @@ def _open(name: str, folder: Path) -> Any:
                 raise ValueError(f"feature class {class_name!r} is not one of tensorflow_datasets")
         return tfds.builder_from_directory(folder)
     except Exception as error:  # a malformed description fails anywhere in TFDS
-        raise DataError(
-            f"data set {name!r}: cannot read its description in {folder} ({one_line(error)})"
-        ) from error
+        raise DataError(f"data set {name!r}: cannot read its description in {folder} ({one_line(error)})") from error
 
 
 def _class_names(tree: Any) -> Iterable[str]:

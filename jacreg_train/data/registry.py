@@ -13,9 +13,7 @@ from jacreg_train.data.synthetic import synthetic
 DATASETS: dict[str, Callable[..., Dataset]] = {"digits": digits, "synthetic": synthetic}
 
 
-def load_dataset(
-    name: str, *, split: str, data_dir: str | os.PathLike[str] | None = None, **options: Any
-) -> Dataset:
+def load_dataset(name: str, *, split: str, data_dir: str | os.PathLike[str] | None = None, **options: Any) -> Dataset:
     """A data set by name: one of ``DATASETS``, any other name being a TFDS set prepared as array_record.
 
     Args:
@@ -32,9 +30,7 @@ def load_dataset(
     known = set(inspect.signature(factory or load_prepared).parameters) - {"name", "split", "data_dir"}
     for option in options:
         if option not in known:
-            raise DataError(
-                f"data set {name!r} has no option {option!r}; choices: {', '.join(sorted(known))}"
-            )
+            raise DataError(f"data set {name!r} has no option {option!r}; choices: {', '.join(sorted(known))}")
     if factory is None:
         return load_prepared(name, split=split, data_dir=data_dir, **options)
     return factory(split=split, data_dir=data_dir, **options)

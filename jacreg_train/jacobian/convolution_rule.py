@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax.numpy as jnp
@@ -112,9 +113,12 @@ def _gram_of_pixels(geometry: Geometry, inputs: Float[Array, "n 1 *space gc"]) -
         low, high = geometry.padding[axis]
         edges = [(low, high, 0) if i in both else (0, 0, 0) for i in range(matrix.ndim)]
         matrix = lax.pad(matrix, jnp.zeros((), matrix.dtype), edges)
-        matrix = sum(
-            _slice_axes(matrix, both, k * geometry.kernel_dilation[axis], geometry.outputs[axis])
-            for k in range(geometry.kernel[axis])
+        matrix = functools.reduce(
+            jnp.add,
+            [
+                _slice_axes(matrix, both, k * geometry.kernel_dilation[axis], geometry.outputs[axis])
+                for k in range(geometry.kernel[axis])
+            ],
         )
     positions = math.prod(geometry.outputs)
     return matrix.reshape(len(matrix), positions, positions)

@@ -120,7 +120,7 @@ def dense_params_pullback(
     leaves, rest, join = differentiated_leaves(params, "params")
     apply_one = one_example(apply_fn)
 
-    structure = []  # of the pullback, filled in while it is traced
+    structure: list[Any] = []  # of the pullback, filled in while it is traced
 
     def pull_one(x):
         output, pull = jax.vjp(lambda leaves: apply_one(join(leaves, rest), x), leaves)

@@ -9,6 +9,7 @@ derivatives.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,7 @@ def _of_one(geometry: Geometry, x: Float[Array, "b *space gc"], kernel: Float[Ar
 def _of_all(geometry: Geometry, x: Inputs, kernels: Kernels) -> Outputs:
     padded, groups = geometry.padded(x), geometry.groups
     split = lambda value: value.reshape(*value.shape[:-1], groups, value.shape[-1] // groups)
-    total = 0.0
+    total: Any = 0.0
     for offset in geometry.offsets:
         seen, entry = split(geometry.shifted(padded, offset)), split(kernels[(slice(None), *offset)])
         total = total + jnp.einsum("n...gc,ncgo->n...go", seen, entry, precision=geometry.precision)

@@ -46,7 +46,14 @@ class Explanation:
     def __str__(self) -> str:
         head = ("parameter", "shape", "met by", "rule", "Mmul-adds", "MiB")
         cells = [
-            (r.parameter, "x".join(map(str, r.shape)) or "-", ", ".join(r.met_by) or "-", r.rule, f"{r.cost / 1000000.0:.2f}", f"{r.memory / 2 ** 20:.2f}")
+            (
+                r.parameter,
+                "x".join(map(str, r.shape)) or "-",
+                ", ".join(r.met_by) or "-",
+                r.rule,
+                f"{r.cost / 1e6:.2f}",
+                f"{r.memory / 2**20:.2f}",
+            )
             for r in sorted(self.rows, key=lambda row: (-row.cost, -row.memory))
         ]
         widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]

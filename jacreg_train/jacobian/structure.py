@@ -128,7 +128,7 @@ def find_structure(jaxpr: core.ClosedJaxpr, num_params: int) -> Structure:
     )
 
 
-def _weight(jaxpr: core.Jaxpr, contact: Contact, position: int) -> core.Var:
+def _weight(jaxpr: core.Jaxpr, contact: Contact, position: int) -> Any:
     return jaxpr.outvars[0] if contact.index is None else jaxpr.eqns[contact.index].invars[position]
 
 
@@ -139,7 +139,8 @@ def _free_weights(
     contacts: list[Contact],
     weights: list[Any],
 ) -> tuple[frozenset[core.Var], tuple[int, ...]]:
-    producer, uses = {}, defaultdict(int)
+    producer: dict[Any, core.JaxprEqn] = {}
+    uses: dict[Any, int] = defaultdict(int)
     for index in shared_eqns:
         eqn = jaxpr.eqns[index]
         producer.update(dict.fromkeys(eqn.outvars, eqn))

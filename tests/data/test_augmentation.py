@@ -29,9 +29,7 @@ def test_contract(name):
 def test_crop_flip_gives_shifted_and_flipped_images():
     height, width = IMAGES.shape[1:3]
     found = []
-    for image, original in zip(
-        np.asarray(jax.jit(data.AUGMENTATIONS["crop_flip"])(KEY, IMAGES)), IMAGES, strict=True
-    ):
+    for image, original in zip(np.asarray(jax.jit(data.AUGMENTATIONS["crop_flip"])(KEY, IMAGES)), IMAGES, strict=True):
         padded = np.pad(original, ((4, 4), (4, 4), (0, 0)))
         matches = [
             (row, column, flip)

@@ -99,9 +99,7 @@ def test_becomes_the_set_of_tfds(tmp_path, name):
     assert (dataset.num_examples, dataset.image_shape, dataset.num_classes) == (6, (28, 28, 1), 10)
     batch = dataset.read(np.arange(6))
     # TFDS shuffles while it writes: the stock builder would in the same way.
-    pairs = {
-        (image.tobytes(), int(label)) for image, label in zip(batch["image"], batch["label"], strict=True)
-    }
+    pairs = {(image.tobytes(), int(label)) for image, label in zip(batch["image"], batch["label"], strict=True)}
     assert pairs == {(image.tobytes(), int(label)) for image, label in zip(IMAGES, LABELS, strict=True)}
     stock = tfds.builder(name, data_dir=tmp_path).as_data_source("train")
     np.testing.assert_array_equal([stock[i]["image"] for i in range(6)], batch["image"])

@@ -50,9 +50,7 @@ def good_records(n: int = 7) -> list[bytes]:
     return [example(png(image), index % NUM_CLASSES) for index, image in enumerate(pixels(n))]
 
 
-def write_set(
-    data_dir, records, *, features=FEATURES, file_format="array_record", declared=None, version="1.0.0"
-):
+def write_set(data_dir, records, *, features=FEATURES, file_format="array_record", declared=None, version="1.0.0"):
     """Writes the set `toy` with one split, train, in one shard; returns its folder."""
     folder = data_dir / "toy" / version
     folder.mkdir(parents=True)
@@ -178,9 +176,7 @@ def test_not_image_classification(tmp_path, case):
 def test_no_module_that_a_file_names_is_imported(tmp_path):
     folder = write_set(tmp_path, good_records(2))
     text = (folder / "features.json").read_text()
-    (folder / "features.json").write_text(
-        text.replace("tensorflow_datasets.core.features.image", "antigravity")
-    )
+    (folder / "features.json").write_text(text.replace("tensorflow_datasets.core.features.image", "antigravity"))
     check_error(lambda: load(tmp_path), "antigravity", "not one of tensorflow_datasets")
 
 
