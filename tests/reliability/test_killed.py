@@ -75,7 +75,7 @@ def after(seconds):
     return lambda: time.monotonic() > end
 
 
-@pytest.mark.slow  # 4 minutes
+@pytest.mark.slow  # 10 minutes or more on a busy machine
 def test_killed_at_twenty_random_moments(uninterrupted):
     workdir, moment = uninterrupted.parent / "random", random.Random(0)
     begin = time.monotonic()
@@ -83,7 +83,7 @@ def test_killed_at_twenty_random_moments(uninterrupted):
     length = time.monotonic() - begin
     killed = 0
     while killed < 20:
-        code = kill_when(start(workdir, *FLAGS), after(moment.uniform(0, 1.2 * length)))
+        code = kill_when(start(workdir, *FLAGS), after(moment.uniform(0, length)))
         killed += code == -9
         if code == 0:  # it was done before the kill: the next ones are of a new run
             assert_same_end(workdir, uninterrupted)
