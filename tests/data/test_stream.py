@@ -6,7 +6,7 @@ import pytest
 from jacreg_train import data
 
 N = 10
-ARGUMENTS = {"batch_size": 4, "seed": 5}
+ARGUMENTS: dict[str, Any] = {"batch_size": 4, "seed": 5}
 ORDER = [3, 6, 2, 4, 5, 7, 0, 9]
 
 
@@ -97,3 +97,18 @@ def test_evaluation_counts_every_example_once(n, batch_size, multiple_of, sizes)
 def test_evaluation_arguments_are_checked_at_once():
     with pytest.raises(data.DataError, match="multiple_of"):
         data.evaluation_batches(counting(), batch_size=4, multiple_of=0)
+
+
+def test_parts_of_processes_make_up_the_whole():
+    whole = data.BatchStream(counting(), batch_size=4, seed=0)
+    parts = [data.BatchStream(counting(), batch_size=4, seed=0, part=(index, 2)) for index in range(2)]
+    for _ in range(5):
+        together = [next(part)["label"] for part in parts]
+        assert [len(labels) for labels in together] == [2, 2]
+        np.testing.assert_array_equal(np.concatenate(together), next(whole)["label"])
+    assert [part.get_state() for part in parts] == [whole.get_state()] * 2
+
+    masks = [list(data.evaluation_batches(counting(), batch_size=4, multiple_of=2, part=(i, 2))) for i in range(2)]
+    assert sum(batch["mask"].sum() for batches in masks for batch in batches) == counting().num_examples
+    with pytest.raises(data.DataError, match="multiple of the parts"):
+        data.BatchStream(counting(), batch_size=5, seed=0, part=(0, 2))
