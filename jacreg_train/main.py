@@ -106,6 +106,7 @@ def parse(argv: Sequence[str]) -> tuple[ConfigDict, list[str], Path]:
     values = flags.FlagValues()
     for kind, parser in OPTIONAL_PARSERS.items():
         config_flags.register_flag_parser_for_type(kind, parser)
+    sys.modules.pop("config_config", None)  # ml_collections would load the file over the one before it
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=full)
     flags.DEFINE_string("workdir", None, "the run's folder", flag_values=values)
     try:
