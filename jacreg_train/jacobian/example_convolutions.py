@@ -45,7 +45,7 @@ def _of_all(geometry: Geometry, x: Inputs, kernels: Kernels) -> Outputs:
     for offset in geometry.offsets:
         seen, entry = split(geometry.shifted(padded, offset)), split(kernels[(slice(None), *offset)])
         total = total + jnp.einsum("n...gc,ncgo->n...go", seen, entry, precision=geometry.precision)
-    return jnp.reshape(total, (*total.shape[:-2], -1))
+    return jnp.reshape(total, (*total.shape[:-2], kernels.shape[-1]))
 
 
 def _input_shape(geometry: Geometry, cotangents: Outputs, kernels: Kernels) -> tuple[int, ...]:
