@@ -10,7 +10,7 @@ import jax
 
 from jacreg_train import jacobian
 
-CHUNKS = ({}, {"example_chunk": 2}, {"output_chunk": 1}, {"example_chunk": 2, "output_chunk": 1})
+CHUNKS: tuple[dict, ...] = ({}, {"example_chunk": 2}, {"output_chunk": 1}, {"example_chunk": 2, "output_chunk": 1})
 
 
 def exact_options(name: str, num_outputs: int) -> list[dict]:
@@ -36,13 +36,13 @@ def all_estimators(num_outputs: int, wrt: str) -> dict[str, Callable]:
 
 
 def some_estimators(case: str, num_outputs: int, wrt: str) -> dict[str, Callable]:
-    """Two for each case, chosen by its name so that all are met across a table: one layerwise, one other."""
+    """A layerwise one for each case and another for every third, chosen by its name so that a table meets them all."""
     labels = all_estimators(num_outputs, wrt)
     draw = zlib.crc32(f"{case} {wrt}".encode())
     layerwise = [label for label in labels if label.startswith("layerwise")]
     others = [label for label in labels if label not in layerwise]
-    chosen = others[draw % len(others)], layerwise[draw // len(others) % len(layerwise)]
-    return {label: labels[label] for label in chosen[: 2 if wrt == "params" else 1]}
+    chosen = [layerwise[draw // 3 % len(layerwise)]] + [others[draw // 3 % len(others)]] * (draw % 3 == 0)
+    return {label: labels[label] for label in chosen}
 
 
 def num_outputs(apply_fn: Callable, params, inputs) -> int:

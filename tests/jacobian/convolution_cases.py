@@ -17,7 +17,7 @@ LAYOUTS = {
     2: [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("HNCW", "IHOW", "CWNH")],
     3: [("NDHWC", "DHWIO", "NDHWC"), ("NCDHW", "OIDHW", "NCDHW"), ("DNHCW", "ODIHW", "WNDCH")],
 }
-PADDINGS = ("SAME", "VALID", (2, 0), (1, 3), (-1, 2), (-1, -1))
+PADDINGS: tuple[str | tuple[int, int], ...] = ("SAME", "VALID", (2, 0), (1, 3), (-1, 2), (-1, -1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +93,9 @@ def _spatial(spec: str, values: list[int]) -> dict[str, int]:
 def sweep() -> list[Convolution]:
     """All settings of one axis with three group counts, then two hundred in 2-D and one hundred in 3-D."""
     draw = random.Random(0)
-    axes = [Axis(*settings) for settings in itertools.product((1, 2, 3, 5, 7), (1, 2), (1, 2), (1, 2), PADDINGS)]
-    spaces = [(axis,) for axis in axes]
+    numbers = itertools.product((1, 2, 3, 5, 7), (1, 2), (1, 2), (1, 2))
+    axes = [Axis(*settings, padding) for settings in numbers for padding in PADDINGS]
+    spaces: list[tuple[Axis, ...]] = [(axis,) for axis in axes]
     spaces += [(draw.choice(axes), draw.choice(axes)) for _ in range(200)]
     small = [axis for axis in axes if axis.kernel <= 3]
     spaces += [tuple(draw.choice(small) for _ in range(3)) for _ in range(100)]

@@ -1,5 +1,7 @@
 """Chunks: never another value, memory of the gradient that does not grow with n, programs of one size."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,7 +89,7 @@ def lowered(n, wrt, name, **options):
     return jax.jit(jax.grad(value)).lower(params, jax.ShapeDtypeStruct((n, 8, 8, 3), jnp.float32))
 
 
-SETTINGS = [
+SETTINGS: list[tuple[str, str, dict]] = [
     ("chunked", "params", {}),
     ("layerwise", "params", {}),
     ("layerwise", "params", {"output_chunk": 2}),
@@ -102,7 +104,7 @@ def test_memory_of_the_gradient(name, wrt, options):
     """n = 200 needs at most 1.2 times the memory of n = 20 in chunks of 10, the images themselves left out."""
 
     def needed(n):
-        figures = lowered(n, wrt, name, example_chunk=10, **options).compile().memory_analysis()
+        figures: Any = lowered(n, wrt, name, example_chunk=10, **options).compile().memory_analysis()
         images = n * 8 * 8 * 3 * 4
         arguments = figures.argument_size_in_bytes - images
         return arguments + figures.output_size_in_bytes + figures.temp_size_in_bytes - figures.alias_size_in_bytes
@@ -125,7 +127,8 @@ def test_memory_of_outputs_in_chunks():
     def needed(**chunks):
         estimator = jacobian.make_estimator("chunked", **chunks)
         value = lambda w, x: estimator(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w), w, x).squared_norm
-        return jax.jit(jax.grad(value)).lower(w, x).compile().memory_analysis().temp_size_in_bytes
+        figures: Any = jax.jit(jax.grad(value)).lower(w, x).compile().memory_analysis()
+        return figures.temp_size_in_bytes
 
     assert needed(output_chunk=2) < needed() / 8
 

@@ -5,6 +5,7 @@ parameters of its own, or uses those of an earlier piece of its kind again.
 """
 
 import os
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +58,7 @@ def custom(p, x):
 
 
 # name -> (function of its parameters and [n, T, C], shapes of its parameters)
-PIECES = {
+PIECES: dict[str, tuple[Callable, dict]] = {
     "dense": (lambda p, x: jnp.tanh(x @ p["w"] + p["b"]), {"w": (C, C), "b": (C,)}),
     "tied": (lambda p, x: jnp.sin(x @ p["w"]) @ p["w"].T, {"w": (C, 3)}),
     "convolution": (convolution, {"kernel": (3, C, C)}),
@@ -94,7 +95,8 @@ chunks = st.fixed_dictionaries({}, optional={"example_chunk": st.integers(1, 4),
 
 def build(pieces, num_outputs):
     """The network's function and parameters."""
-    params, used = [], []
+    params: list[dict] = []
+    used: list[int] = []
     for i, choice in enumerate(pieces):
         before = [place for place, other in zip(used, pieces, strict=False) if other["name"] == choice["name"]]
         if choice["reuse"] and before:

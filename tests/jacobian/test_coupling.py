@@ -1,5 +1,7 @@
 """`check_per_example`: joint functions are named, all others pass, nothing is computed."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -22,7 +24,7 @@ def normalized(p, x):
     return (y - y.mean(0)) * lax.rsqrt(y.var(0) + 1e-3)
 
 
-JOINT = {
+JOINT: dict[str, Callable] = {
     "batch statistics": normalized,
     "batch statistics under remat": jax.checkpoint(normalized),
     "batch statistics under jit": jax.jit(normalized),
@@ -36,6 +38,26 @@ JOINT = {
     "a carry over the batch": lambda p, x: (lax.scan(lambda h, x: (h + x, None), jnp.zeros(3), x)[0] + x) @ p["w"],
     "a batch-wide condition": lambda p, x: lax.cond(jnp.all(x > 0), lambda y: y, lambda y: 2 * y, x @ p["w"]),
 }
+
+
+KEY = jax.random.PRNGKey(0)
+# Functions that make something for the whole batch: not joint, but other functions of a batch of one.
+OF_THE_BATCH: dict[str, Callable] = {
+    "one key for all": lambda p, x: x @ p["w"] * jax.random.bernoulli(KEY, 0.5, (len(x), 2)),
+    "keys split": lambda p, x: (
+        x @ p["w"] * jax.vmap(lambda key: jax.random.normal(key, (2,)))(jax.random.split(KEY, len(x)))
+    ),
+    "keys folded in": lambda p, x: (
+        x @ p["w"] * jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(KEY, i), (2,)))(jnp.arange(len(x)))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_BATCH)
+def test_random_numbers_for_the_whole_batch_are_refused(name):
+    """A batch of one would draw the first example's numbers for every example."""
+    with pytest.raises(ValueError, match="random"):
+        jacobian.check_per_example(OF_THE_BATCH[name], weights(w=(3, 2)), X(3))
 
 
 @pytest.mark.parametrize("name", JOINT)

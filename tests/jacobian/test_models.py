@@ -1,5 +1,7 @@
 """Networks of four libraries and of our own table against the dense Jacobian."""
 
+from typing import Any
+
 import equinox as eqx
 import haiku as hk
 import jax
@@ -25,7 +27,7 @@ def images(n=2):
     return normal(0, n, 6, 6, 2)
 
 
-def linen_cnn():
+def linen_cnn() -> Any:
     class Network(linen.Module):
         @linen.compact
         def __call__(self, x):
@@ -51,7 +53,7 @@ def linen_transformer_with_tied_embedding():
 
 
 def linen_recurrent():
-    network = linen.RNN(linen.GRUCell(3, dtype=float, param_dtype=float))
+    network: Any = linen.RNN(linen.GRUCell(3, dtype=float, param_dtype=float))
     inputs = normal(0, 2, 4, 2)
     return lambda p, x: network.apply(p, x)[:, -1], network.init(jax.random.key(0), inputs), inputs
 
@@ -66,7 +68,8 @@ def nnx_cnn():
         def __call__(self, x):
             return self.head(jax.nn.gelu(self.norm(self.conv(x))).mean((1, 2)))
 
-    graph, params, rest = nnx.split(Network(nnx.Rngs(0)), nnx.Param, ...)
+    parts: Any = nnx.split(Network(nnx.Rngs(0)), nnx.Param, ...)
+    graph, params, rest = parts
     return lambda p, x: nnx.merge(graph, p, rest)(x), params, images()
 
 
@@ -76,7 +79,7 @@ def haiku_cnn():
         x = hk.LayerNorm(-1, create_scale=True, create_offset=True)(hk.Conv2DTranspose(2, 2)(x))
         return hk.nets.MLP((4, 2))(x.reshape(len(x), -1))
 
-    network = hk.without_apply_rng(hk.transform(forward))
+    network: Any = hk.without_apply_rng(hk.transform(forward))
     return network.apply, network.init(jax.random.key(0), images()), images()
 
 
