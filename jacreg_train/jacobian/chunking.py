@@ -51,18 +51,25 @@ def sum_over_chunks(block: Block, shared: PyTree, rows: PyTree, chunk: int | Non
     count = -(-n // chunk)
     size = -(-n // count)  # chunks of equal size: less padding than full ones and a short last one
     index = jnp.arange(count * size).reshape(count, size)
-    padded = jnp.minimum(index, n - 1)  # by repeating the last row
-    chunks = jax.tree.map(lambda leaf: jnp.asarray(leaf)[padded], rows)
 
+    def in_chunks(leaf):
+        leaf = jnp.asarray(leaf)
+        if count * size == n:
+            return leaf.reshape(count, size, *leaf.shape[1:])  # no copy
+        return leaf[jnp.minimum(index, n - 1)]  # padded by repeating the last row
+
+    chunks = jax.tree.map(in_chunks, rows)
     counted = index < n
     block, closed_over = hoist(block, shared, _first(chunks), counted[0])
     shared_floats, shared_rest, join_shared = split_floats((shared, closed_over))
     row_floats, row_rest, join_rows = split_floats(chunks)
+    shared_floats, row_floats = vary((shared_floats, row_floats), varying_axes(shared_floats, row_floats))
 
     def evaluate(shared_floats, row_floats, shared_rest, row_rest):
         shared, closed_over = join_shared(shared_floats, shared_rest)
         *row_rest, counted = row_rest
-        return block(closed_over, shared, join_rows(row_floats, row_rest), counted)
+        part, results = block(closed_over, shared, join_rows(row_floats, row_rest), counted)
+        return vary(part, varying_axes(shared_floats, row_floats)), results
 
     loop = _differentiable_loop(evaluate)
     total, results = loop(shared_floats, row_floats, shared_rest, [*row_rest, counted])

@@ -12,12 +12,13 @@ from jax import Array
 from jaxtyping import Float
 
 from jacreg_train.jacobian.chunking import sum_over_chunks
-from jacreg_train.jacobian.coupling import check_per_example
+from jacreg_train.jacobian.coupling import separate_examples
 from jacreg_train.jacobian.derivatives import (
     Leaves,
     OfExample,
     basis,
     example_function,
+    example_types,
     pullbacks,
     pushforwards,
     vector_leaves,
@@ -25,7 +26,7 @@ from jacreg_train.jacobian.derivatives import (
 from jacreg_train.jacobian.jaxprs import inline_calls, is_inexact
 from jacreg_train.jacobian.options import WRT, check_choice, check_chunks
 from jacreg_train.jacobian.structure import REARRANGEMENTS
-from jacreg_train.jacobian.trees import ApplyFn, PyTree, accumulation_dtype, num_examples
+from jacreg_train.jacobian.trees import ApplyFn, PyTree, accumulation_dtype, num_examples, vary, varying_axes
 
 CHUNK_BYTES = 2**26  # of the values that one chunk makes, where the chunk is left to be chosen
 
@@ -70,7 +71,7 @@ def contract(
     """
     check_choice("wrt", wrt, WRT)
     check_chunks(chunk=chunk, example_chunk=example_chunk)
-    check_per_example(apply_fn, params, inputs)
+    params, inputs = separate_examples(apply_fn, params, inputs)
     return contract_with_outputs(phi, apply_fn, params, inputs, vector, wrt, chunk, example_chunk)[0]
 
 
@@ -86,6 +87,7 @@ def contract_with_outputs(
 ) -> tuple[Float[Array, "n K"], Float[Array, "n ..."]]:
     """`contract`, and the outputs `[n, ...]` from the same forward pass."""
     n = num_examples(inputs)
+    vector = vary(vector, varying_axes(params, inputs))
     vectors, axes = vector_leaves("vector", vector, params if wrt == "params" else inputs, n, wrt)
 
     def passes(params, rows):
@@ -113,8 +115,7 @@ def _passes(phi: Phi, of_example: OfExample, inputs: PyTree, weights: Leaves) ->
 
     `weights` are the vector's leaves `[n or 1, ...]`.
     """
-    example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
-    leaves, output = jax.eval_shape(lambda x: (of_example(x)[0], of_example(x)[1](of_example(x)[0])), example)
+    leaves, output = jax.eval_shape(lambda x: _leaves_and_output(of_example, x), example_types(inputs))
     dtype = accumulation_dtype(output.dtype)
     weights = [weight.astype(dtype) for weight in weights]
     num_columns, num_rows = sum(math.prod(leaf.shape) for leaf in leaves), math.prod(output.shape)
@@ -153,6 +154,11 @@ def _passes(phi: Phi, of_example: OfExample, inputs: PyTree, weights: Leaves) ->
     return outputs, of_rows, jnp.arange(num_rows), lambda _, results: results.T
 
 
+def _leaves_and_output(of_example: OfExample, x: PyTree) -> tuple[Leaves, Array]:
+    leaves, function = of_example(x)
+    return leaves, function(leaves)
+
+
 def _bytes_of_one_pass(passes: Callable[..., Any], params: PyTree, rows: PyTree) -> int:
     """Bytes of the values that the computation of one column or row of one example makes by arithmetic."""
     jaxprs = []  # filled in while it is traced
@@ -162,7 +168,7 @@ def _bytes_of_one_pass(passes: Callable[..., Any], params: PyTree, rows: PyTree)
         first = jax.tree.map(lambda leaf: leaf[:1], passes_rows)
         jaxprs.append(jax.make_jaxpr(block)((), first, jnp.ones(num_examples(first), bool)))
 
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), rows)
+    one = jax.tree.map(lambda leaf: jax.typeof(leaf).update(shape=(1, *leaf.shape[1:])), rows)
     jax.eval_shape(of_one, params, one)
     eqns = [eqn for eqn in inline_calls(jaxprs[0]).jaxpr.eqns if eqn.primitive.name not in REARRANGEMENTS]
     made = [var.aval for eqn in eqns for var in eqn.outvars if is_inexact(var)]

@@ -53,13 +53,17 @@ def for_separate_examples(estimator: Estimator) -> Estimator:
 
     @functools.wraps(estimator)
     def checked(apply_fn, params, inputs, key=None, *, first_example=0):
-        num_examples(inputs)  # raises where there is no common axis
-        check_per_example(apply_fn, params, inputs)
-        axes = varying_axes(params, inputs)  # on each device of a shard_map the parameters are those of its examples
-        params, inputs, key = vary((params, inputs, key), axes)
+        params, inputs, key = separate_examples(apply_fn, params, inputs, key)
         return estimator(apply_fn, params, inputs, key, first_example=first_example)
 
     return checked
+
+
+def separate_examples(apply_fn: ApplyFn, params: PyTree, inputs: PyTree, *rest: PyTree) -> tuple[PyTree, ...]:
+    """The arguments, after the checks of their examples; inside `shard_map` all belong to the device's own examples."""
+    num_examples(inputs)  # raises where there is no common axis
+    check_per_example(apply_fn, params, inputs)
+    return vary((params, inputs, *rest), varying_axes(params, inputs))
 
 
 def _where_examples_meet(jaxpr: core.Jaxpr, prime: int, depends: set[Any]) -> str | None:

@@ -18,7 +18,16 @@ from jaxtyping import Float, Int
 
 from jacreg_train.jacobian.convolutions import close_convolutions
 from jacreg_train.jacobian.jaxprs import depends_on_arguments
-from jacreg_train.jacobian.trees import ApplyFn, PyTree, differentiated_leaves, is_float, num_examples, one_example
+from jacreg_train.jacobian.trees import (
+    ApplyFn,
+    PyTree,
+    differentiated_leaves,
+    is_float,
+    num_examples,
+    one_example,
+    vary,
+    varying_axes,
+)
 
 Leaves = list[Array]
 OfExample = Callable[[PyTree], tuple[Leaves, Callable[[Leaves], Array]]]
@@ -63,18 +72,27 @@ def _linear_maps(linearize: Callable[..., Any], of_example: OfExample, inputs: P
         residuals, structure[:] = _flatten(linear)
         return output, residuals
 
-    example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
+    example = example_types(inputs)
     depends = depends_on_arguments(of_one, example)
     axes = jax.tree.map(lambda depends: 0 if depends else None, depends)
     outputs, residuals = jax.vmap(of_one, out_axes=(0, axes[1]))(inputs)
     apply_one = lambda residuals, vector: structure[0].unflatten(residuals)(vector)
     of_examples = jax.vmap(apply_one, (axes[1], None), axis_size=num_examples(inputs))
-    return outputs, lambda vectors: jax.vmap(of_examples, (None, 0))(residuals, vectors)
+
+    def apply(vectors):
+        return jax.vmap(of_examples, (None, 0))(residuals, vary(vectors, varying_axes(inputs)))
+
+    return outputs, apply
 
 
 def _flatten(tree: PyTree) -> tuple[list[Array], list[Any]]:
     leaves, structure = jax.tree.flatten(tree)
     return leaves, [structure]
+
+
+def example_types(inputs: PyTree) -> PyTree:
+    """Shapes and types of one example."""
+    return jax.tree.map(lambda leaf: jax.typeof(leaf).update(shape=leaf.shape[1:]), inputs)
 
 
 def basis(ids: Int[Array, " c"], like: Sequence[Any]) -> Leaves:

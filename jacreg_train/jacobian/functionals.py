@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from jacreg_train.jacobian.chunking import sum_over_chunks
 from jacreg_train.jacobian.contraction import contract_with_outputs
-from jacreg_train.jacobian.coupling import check_per_example
+from jacreg_train.jacobian.coupling import separate_examples
 from jacreg_train.jacobian.derivatives import example_axis, example_function, vector_leaves
 from jacreg_train.jacobian.layerwise import PULLBACKS
 from jacreg_train.jacobian.options import WRT, check_choice, check_chunks
@@ -91,7 +91,7 @@ def row_norm(
         raise ValueError(f"distribution={distribution!r} has no meaning with num_probes=None; choices: None")
     distribution = distribution or "rademacher"
     check_choice("distribution", distribution, tuple(DISTRIBUTIONS))
-    check_per_example(apply_fn, params, inputs)
+    params, inputs, key = separate_examples(apply_fn, params, inputs, key)
     gap = lambda squares: jnp.square(squares - target)
     if num_probes is not None:
         arguments = (wrt, target, 2 * num_probes, key, distribution, chunk, example_chunk, first_example)
@@ -154,7 +154,7 @@ def row_sum(
     """
     check_choice("wrt", wrt, WRT)
     check_chunks(example_chunk=example_chunk)
-    check_per_example(apply_fn, params, inputs)
+    params, inputs = separate_examples(apply_fn, params, inputs)
     num_columns, _ = _shape_of_jacobian(apply_fn, params, inputs, wrt)
     scale = 2.0 ** -(num_columns.bit_length() // 2)  # keeps sums of many entries inside float16; exact elsewhere
 
@@ -202,7 +202,7 @@ def bilinear(
     """
     check_choice("wrt", wrt, WRT)
     check_chunks(example_chunk=example_chunk)
-    check_per_example(apply_fn, params, inputs)
+    params, inputs, left, right = separate_examples(apply_fn, params, inputs, left, right)
     n = num_examples(inputs)
     rights, right_axes = vector_leaves("right", right, params if wrt == "params" else inputs, n, wrt)
     left, shape = jnp.asarray(left), jax.eval_shape(apply_fn, params, inputs).shape[1:]

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec
 
 from jacreg_train import jacobian
 
@@ -252,6 +253,29 @@ def test_vmap_over_parameters_is_a_loop():
     together = jax.jit(jax.vmap(jax.grad(loss), (0, None)), compiler_options=OPTIONS)(ensemble, x)
     apart = [gradient(jax.tree.map(lambda leaf, i=i: leaf[i], ensemble), x) for i in range(3)]
     check_close(together, jax.tree.map(lambda *leaves: jnp.stack(leaves), *apart), "vmap")
+
+
+@pytest.mark.parametrize("wrt", ["inputs", "params"])
+def test_inside_shard_map_with_checked_axes(wrt):
+    mesh = jax.make_mesh((1,), ("batch",), axis_types=(AxisType.Auto,))
+    _, params, x = NETWORKS["mlp"]()
+    vector, options = vector_like(params if wrt == "params" else x, wrt), {"wrt": wrt, "example_chunk": 2}
+
+    def loss(apply_map):
+        def of_batch(params, x):
+            return (
+                jacobian.contract(jnp.sin, mlp, params, x, vector, chunk=1, **options),
+                jacobian.row_norm(mlp, params, x, chunk=1, **options).per_example,
+                jacobian.row_norm(mlp, params, x, num_probes=1, key=jax.random.key(0), chunk=1, **options).per_example,
+                jacobian.row_sum(mlp, params, x, **options).per_example,
+                jacobian.bilinear(mlp, params, x, jnp.ones(4), vector, **options),
+            )
+
+        return lambda params: sum(jnp.sum(part**2) for part in apply_map(of_batch)(params, x))
+
+    specs: dict[str, Any] = {"in_specs": (PartitionSpec(), PartitionSpec("batch")), "out_specs": PartitionSpec("batch")}
+    mapped = jax.jit(jax.grad(loss(lambda f: jax.shard_map(f, mesh=mesh, **specs))), compiler_options=OPTIONS)
+    check_close(mapped(params), jax.jit(jax.grad(loss(lambda f: f)), compiler_options=OPTIONS)(params), "shard_map")
 
 
 def test_a_second_derivative():
