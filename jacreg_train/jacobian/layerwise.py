@@ -7,7 +7,7 @@ The literature calls this ghost norms (Goodfellow 2015, Li et al. 2022) or struc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -87,7 +87,7 @@ def _params_pullback(apply_fn, params, inputs, split):
     known = _known_norms(structure, shared, activations) if split else {}
 
     def squared_norms(cotangents):
-        (at_contacts,) = jax.vmap(pull)(cotangents)
+        (at_contacts,) = _pull_each(pull, cotangents)
         zero = jnp.zeros(cotangents.shape[:2], accumulation_dtype(cotangents.dtype))
         free = _free_norms(structure, shared, activations, at_contacts, known)
         return sum(free + _pulled_norms(structure, leaves, shared, activations, at_contacts), start=zero)
@@ -215,18 +215,25 @@ def _pulled_norms(structure, leaves, shared, activations, at_contacts) -> list[F
 
 
 def inputs_pullback(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> tuple[Float[Array, "n ..."], SquaredNorms]:
-    """The same for input Jacobians: examples do not meet, so one pullback serves them all."""
+    """The same for input Jacobians: examples do not meet, so the batch's own pullback serves them all."""
     floats, rest, join = differentiated_leaves(inputs, "inputs")
-    apply_one = close_convolutions(one_example(apply_fn))
-    forward = jax.vmap(lambda floats, rest: apply_one(params, join(floats, rest)))
-    outputs, pull = jax.vjp(lambda floats: forward(floats, rest), floats)
+    jax.eval_shape(jax.vmap(one_example(apply_fn), (None, 0)), params, inputs)  # raises where it is unusable
+    apply_batch = close_convolutions(apply_fn)
+    outputs, pull = jax.vjp(lambda floats: apply_batch(params, join(floats, rest)), floats)
 
     def squared_norms(cotangents):
-        (bars,) = jax.vmap(pull)(cotangents)
+        (bars,) = _pull_each(pull, cotangents)
         zero = jnp.zeros(cotangents.shape[:2], accumulation_dtype(cotangents.dtype))
         return sum((squared_sum(bar, 2) for bar in bars), start=zero)
 
     return outputs, squared_norms
+
+
+def _pull_each(pull: Callable[..., PyTree], cotangents: Float[Array, "k n ..."]) -> PyTree:
+    """The pullback of each cotangent; of a single one without a batch axis, which costs."""
+    if len(cotangents) == 1:
+        return jax.tree.map(lambda bar: bar[None], pull(cotangents[0]))
+    return jax.vmap(pull)(cotangents)
 
 
 def split_inputs_pullback(
