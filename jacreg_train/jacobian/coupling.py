@@ -4,6 +4,8 @@ The function is traced, not run, for a number of examples that is a prime larger
 depends on the inputs then shows its example axis as a size divisible by that prime. Where the axis vanishes (a mean
 over the batch) or appears twice (`x @ x.T`), examples meet. Meeting without a change of shape (a cumulative sum along
 the batch, say) goes unseen.
+
+Random numbers drawn for the whole batch are found in the same way: the function of a batch of one would draw others.
 """
 
 from __future__ import annotations
@@ -21,6 +23,11 @@ from jacreg_train.jacobian.trees import ApplyFn, PyTree, num_examples, vary, var
 
 PRIMES = (1009, 1013, 1019, 1021, 1031, 1033)
 
+# What makes or takes random keys, or draws from them.
+RANDOM = frozenset(
+    {"random_bits", "random_fold_in", "random_seed", "random_split", "random_wrap", "rng_bit_generator", "threefry2x32"}
+)
+
 
 def check_per_example(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> None:
     """Raises where `apply_fn` is *joint*, so that an example's Jacobian is not defined. Nothing is computed.
@@ -29,7 +36,8 @@ def check_per_example(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> None
         apply_fn, params, inputs: as for an estimator.
 
     Raises:
-        ValueError: examples meet, in batch normalisation with batch statistics for instance.
+        ValueError: examples meet, in batch normalisation with batch statistics for instance; or random numbers are
+            drawn for the whole batch.
     """
     sizes = {size for leaf in jax.tree.leaves((params, inputs)) for size in jnp.shape(leaf)}
     prime = next(p for p in PRIMES if all(size % p or not size for size in sizes))
@@ -45,6 +53,12 @@ def check_per_example(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> None
             f"apply_fn is joint: its examples meet in the operation {met!r}, so the Jacobian of one example is not "
             "defined; use running statistics (train=False), a norm without batch statistics, or an estimator with "
             "joint=True (exact, chunked)"
+        )
+    drawn = _drawn_for_the_batch(inlined, prime, set(inlined.invars))
+    if drawn is not None:
+        raise ValueError(
+            f"apply_fn draws random numbers for the whole batch, in the operation {drawn!r}, so one example alone is "
+            "another function; put one key per example into the inputs"
         )
 
 
@@ -75,7 +89,7 @@ def _where_examples_meet(jaxpr: core.Jaxpr, prime: int, depends: set[Any]) -> st
             continue
         reached = [var for var, reach in zip(eqn.outvars, dependent_outputs(eqn, touched), strict=True) if reach]
         for var in reached:
-            if sum(size > 0 and size % prime == 0 for size in getattr(var.aval, "shape", (prime,))) != 1:
+            if _example_axes(var, prime) != 1:
                 return eqn.primitive.name
         depends.update(reached)
         if eqn.primitive.name in CALLS:
@@ -86,3 +100,19 @@ def _where_examples_meet(jaxpr: core.Jaxpr, prime: int, depends: set[Any]) -> st
             if met is not None:
                 return met
     return None
+
+
+def _drawn_for_the_batch(jaxpr: core.Jaxpr, prime: int, depends: set[Any]) -> str | None:
+    """The first random operation that makes something for each example and depends on none; None if there is none."""
+    for index in needed_equations(jaxpr):
+        eqn = jaxpr.eqns[index]
+        if any(not isinstance(atom, core.Literal) and atom in depends for atom in eqn.invars):
+            depends.update(eqn.outvars)
+        elif eqn.primitive.name in RANDOM and any(_example_axes(var, prime) for var in eqn.outvars):
+            return eqn.primitive.name
+    return None
+
+
+def _example_axes(var: Any, prime: int) -> int:
+    """How many axes of the value grow with the number of examples."""
+    return sum(size > 0 and size % prime == 0 for size in getattr(var.aval, "shape", (prime,)))

@@ -51,13 +51,15 @@ def hoist(fun: Callable[..., Any], *arguments: Any) -> tuple[Callable[..., Any],
 
 
 def inline_calls(jaxpr: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """The same jaxpr with nested `jit` and `remat` calls replaced by their equations."""
+    """The same jaxpr with nested `jit` and `remat` calls replaced by their equations, and barriers split."""
 
     def evaluate_inline(eqn: core.JaxprEqn, inputs: list[Any]) -> list[Any]:
         if eqn.primitive.name == "jit":
             return evaluate(eqn.params["jaxpr"], inputs, evaluate_inline)
         if eqn.primitive.name in ("remat2", "checkpoint"):
             return evaluate(core.ClosedJaxpr(eqn.params["jaxpr"], ()), inputs, evaluate_inline)
+        if eqn.primitive.name == "optimization_barrier":  # of each value alone, which ties none to another
+            return [evaluate_equation(eqn, [value])[0] for value in inputs]
         return evaluate_equation(eqn, inputs)
 
     inlined = jax.make_jaxpr(lambda *arguments: evaluate(jaxpr, arguments, evaluate_inline))
@@ -92,6 +94,8 @@ def dependent_outputs(eqn: core.JaxprEqn, touched: Sequence[bool]) -> list[bool]
     name, params = eqn.primitive.name, eqn.params
     if name in CALLS:
         return _flow(called_jaxpr(eqn), touched)
+    if name == "optimization_barrier":
+        return list(touched)
     if name == "cond":
         index, *operands = touched
         branches = [_flow(open_jaxpr(branch), operands) for branch in params["branches"]]

@@ -39,6 +39,13 @@ REARRANGEMENTS = frozenset(
 # Each entry of the result is the sum of one entry of each operand, with a sign.
 ADDITIONS = frozenset({"add", "add_any", "sub", "neg"})
 
+# The positions of operands whose change the derivative ignores: a solver's own, such as a factorization.
+IGNORED = {
+    "custom_linear_solve": lambda eqn: range(
+        eqn.params["const_lengths"].matvec, sum(map(int, eqn.params["const_lengths"]))
+    ),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Contact:
@@ -100,7 +107,8 @@ def find_structure(jaxpr: core.ClosedJaxpr, num_params: int) -> Structure:
         if takes(of_example):
             of_example.update(eqn.outvars)
             example_eqns.append(index)
-            positions = tuple(i for i in takes(of_params) if is_inexact(eqn.invars[i]))
+            ignored = IGNORED[eqn.primitive.name](eqn) if eqn.primitive.name in IGNORED else ()
+            positions = tuple(i for i in takes(of_params) if is_inexact(eqn.invars[i]) and i not in ignored)
             if positions and any(map(is_inexact, eqn.outvars)):
                 contacts.append(Contact(index, positions))
         else:
