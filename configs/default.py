@@ -14,11 +14,14 @@ def get_config() -> ConfigDict:
     config.seed = 0  # of initialisation, data order, augmentation, dropout and probes
     config.num_steps = optional(int)  # length of the run in steps; give this or num_epochs
     config.num_epochs = optional(float)  # length of the run in passes over the training set
-    config.batch_size = 64  # examples a step, over all devices; a multiple of their number
+    config.batch_size = 64  # examples a step, over all devices; a multiple of their number (over mesh.model)
     config.parallel = "jit"  # how the devices share a batch: jit (a mesh) | pmap; the same numbers
     config.precision = "float32"  # of the computation: float32 | bfloat16 | float16; weights stay float32
     config.on_nonfinite = "stop"  # a loss, penalty or gradient that is no number: stop | skip (the step) and count
     config.compilation_cache = "auto"  # auto (.jax_cache beside the workdir) | off | a folder
+
+    config.mesh = ConfigDict()
+    config.mesh.model = 1  # devices that share each large array, for networks too large for one; with jit only
 
     config.dataset = ConfigDict()
     config.dataset.name = "digits"  # digits | synthetic | a TFDS name prepared as array_record, as cifar10

@@ -187,8 +187,18 @@ def _checksums(state: TrainState) -> dict[str, int]:
 def _on_host(state: TrainState) -> list[tuple[str, np.ndarray]]:
     is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     plain = jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, state)
-    leaves, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(plain))
-    return [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in leaves]
+    leaves, _ = jax.tree_util.tree_flatten_with_path(plain)
+    return [(jax.tree_util.keystr(path, simple=True, separator="."), _whole(leaf)) for path, leaf in leaves]
+
+
+def _whole(leaf: Any) -> np.ndarray:
+    """The array in whole; of several processes each holds all parts of one that is split."""
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_replicated or leaf.is_fully_addressable:
+        return np.asarray(leaf)
+    whole = np.empty(leaf.shape, leaf.dtype)
+    for shard in leaf.addressable_shards:
+        whole[shard.index] = shard.data
+    return whole
 
 
 def _checksum_of_json(content: Mapping[str, Any]) -> int:

@@ -1,7 +1,8 @@
-"""Data parallelism: how a function of one device's share of a batch runs on all devices.
+"""How a function of one device's share of a batch runs on all devices, which form a mesh of two axes.
 
-Both ways run the same per-device function, in which collectives over the axis ``AXIS`` join the devices, so
-they give the same numbers. The state is replicated; batches are split along their first axis.
+Both ways run the same per-device function, in which collectives over the data axis ``AXIS`` join the devices,
+so they give the same numbers. Batches are split along their first axis over the data axis. The state is the
+same along it; along the model axis its large arrays are split, and the compiler divides the work on them.
 """
 
 import dataclasses
@@ -15,46 +16,75 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 AXIS = "data"
+MODEL_AXIS = "model"
+# Initialisation runs once; optimising its random numbers takes the CPU compiler several times as long.
+INIT_OPTIONS = {"xla_backend_optimization_level": 1}
 
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """A data-parallel set of devices.
+    """A set of devices that train one model.
 
     Attributes:
       count: number of devices along the data axis, those of other processes included.
       part: (which, of how many): the part of each batch that this process reads, one after the other.
       put_batch: host arrays, this process's part of ``[n, ...]``, -> device arrays split along n, in the layout
         that ``map`` expects.
-      put_replicated: a pytree -> the same on every device.
+      make: ``make(function)`` -> the pytree that a traceable function of no arguments returns, made where it is
+        to lie: no device ever holds more of it than its part.
       map: ``map(function, num_batches=b, donate=False)`` -> a compilable ``(state, *b batches) ->
         results``, where function sees its device's share ``[n / count, ...]`` of each batch and returns the
-        same on every device. ``donate`` lets the results take the state's memory.
+        same on every device of the data axis. ``donate`` lets the results take the state's memory.
     """
 
     count: int
     part: tuple[int, int]
     put_batch: Callable[[Any], Any]
-    put_replicated: Callable[[Any], Any]
+    make: Callable[[Callable[[], Any]], Any]
     map: Callable[..., Any]
 
 
-def make_mesh(devices: list[jax.Device] | None = None) -> Mesh:
-    """A mesh with the data axis over all devices, or over those given."""
+def make_mesh(devices: list[jax.Device] | None = None, *, model: int = 1) -> Mesh:
+    """A mesh over all devices, or over those given: ``model`` of them share an array, the rest is the data axis."""
     devices = jax.devices() if devices is None else devices
-    return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+    shape = (len(devices) // model, model)
+    return jax.make_mesh(shape, (AXIS, MODEL_AXIS), axis_types=(AxisType.Auto, AxisType.Auto), devices=devices)
+
+
+def split_axis(shape: tuple[int, ...], parts: int) -> int | None:
+    """The axis along which an array is split over the model axis: the longest that divides, the first of equals.
+
+    Vectors and scalars stay whole, as does what has no such axis: together they hold little.
+    """
+    fitting = [axis for axis, length in enumerate(shape) if length and length % parts == 0]
+    if parts == 1 or len(shape) < 2 or not fitting:
+        return None
+    return max(fitting, key=lambda axis: shape[axis])
 
 
 def jit_devices(mesh: Mesh) -> Devices:
-    """``jax.jit`` of a ``shard_map`` over the mesh's data axis."""
+    """``jax.jit`` of a ``shard_map`` over the mesh's data axis; the model axis is the compiler's."""
 
     def map_(function, *, num_batches: int, donate: bool = False):
         # The per-device function sums over devices itself, as pmap's does; replication is not tracked by
         # types.
         sharded = jax.shard_map(
-            function, mesh=mesh, in_specs=(P(), *[P(AXIS)] * num_batches), out_specs=P(), check_vma=False
+            function,
+            mesh=mesh,
+            in_specs=(P(), *[P(AXIS)] * num_batches),
+            out_specs=P(),
+            axis_names={AXIS},
+            check_vma=False,
         )
-        return jax.jit(sharded, donate_argnums=0 if donate else ())
+
+        def placed(*arguments):
+            """Results lie as the state does, whatever the compiler would like."""
+            results = sharded(*arguments)
+            return jax.tree.map(jax.lax.with_sharding_constraint, results, _shardings(mesh, results))
+
+        # Where no array is split there is nothing to say, and saying it would cost a copy of the state.
+        split = mesh.shape[MODEL_AXIS] > 1
+        return jax.jit(placed if split else sharded, donate_argnums=0 if donate else ())
 
     def put_batch(batch):
         return jax.tree.map(
@@ -63,11 +93,11 @@ def jit_devices(mesh: Mesh) -> Devices:
         )
 
     part = (jax.process_index(), jax.process_count())
-    return Devices(mesh.size, part, put_batch, _replicate(mesh), map_)
+    return Devices(mesh.shape[AXIS], part, put_batch, _maker(mesh), map_)
 
 
 def pmap_devices(mesh: Mesh) -> Devices:
-    """``jax.pmap`` in one process; batches carry a leading axis of devices."""
+    """``jax.pmap`` in one process, without a model axis; batches carry a leading axis of devices."""
 
     def map_(function, *, num_batches: int, donate: bool = False):
         return jax.pmap(
@@ -87,22 +117,25 @@ def pmap_devices(mesh: Mesh) -> Devices:
 
         return jax.tree.map(put, batch)
 
-    return Devices(mesh.size, (0, 1), put_batch, _replicate(mesh), map_)
+    return Devices(mesh.size, (0, 1), put_batch, _maker(mesh), map_)
 
 
-def _replicate(mesh: Mesh) -> Callable[[Any], Any]:
-    replicated = NamedSharding(mesh, P())
+def _shardings(mesh: Mesh, tree: Any) -> Any:
+    """Where each array of a tree lies: a matter of its shape alone, so a result lies where its argument did."""
 
-    def put(leaf: Any) -> jax.Array:
-        """Devices of other processes are not put to: each process lays out its own, with the same numbers."""
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(put(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
-        value = np.asarray(leaf)
-        return jax.make_array_from_callback(value.shape, replicated, lambda index: value[index])
+    def sharding(leaf: Any) -> NamedSharding:
+        axis = split_axis(leaf.shape, mesh.shape[MODEL_AXIS])
+        return NamedSharding(mesh, P() if axis is None else P(*[None] * axis, MODEL_AXIS))
 
-    if jax.process_count() > 1:
-        return lambda tree: jax.tree.map(put, tree)
-    return lambda tree: jax.device_put(tree, replicated)
+    return jax.tree.map(sharding, tree)
+
+
+def _maker(mesh: Mesh) -> Callable[[Callable[[], Any]], Any]:
+    def make(function: Callable[[], Any]) -> Any:
+        shardings = _shardings(mesh, jax.eval_shape(function))
+        return jax.jit(function, out_shardings=shardings, compiler_options=INIT_OPTIONS)()
+
+    return make
 
 
 PARALLEL: dict[str, Callable[[Mesh], Devices]] = {"jit": jit_devices, "pmap": pmap_devices}

@@ -21,7 +21,8 @@ def answered_with_the_flag(config: ConfigDict) -> Iterator[None]:
         if not isinstance(error, MemoryError) and not any(sign in str(error) for sign in SIGNS):
             raise
         reason = " ".join(str(error).split("\n")[0].split())[:200]
-        raise OutOfMemory(f"out of memory ({reason}); {way_out(config)}") from error
+        told = f" ({reason})" if reason else ""
+        raise OutOfMemory(f"out of memory{told}; {way_out(config)}") from error
 
 
 def check_fits(needed: int | None, config: ConfigDict) -> None:
@@ -45,17 +46,26 @@ def check_fits(needed: int | None, config: ConfigDict) -> None:
 def way_out(config: ConfigDict) -> str:
     """What to change for a step that takes less memory, as a flag."""
     core = config.jacobian
+    devices = jax.device_count() // config.mesh.model  # that share a batch
     if core.weight == 0:
-        return f"try --config.batch_size={max(config.batch_size // 2, 1)}"
+        return _fewer_examples(config, devices)
     if core.estimator.name == "auto":
         budget = core.estimator.memory_budget_gib or (free_bytes() or 2**30) / 2**30
         return f"try --config.jacobian.estimator.memory_budget_gib={budget / 2:.3g}"
     if core.estimator.name == "exact":
         return "try --config.jacobian.estimator.name=layerwise"
-    points = (core.batch_size or config.batch_size) // jax.device_count()
-    chunk = core.estimator.example_chunk or points
+    chunk = core.estimator.example_chunk or (core.batch_size or config.batch_size) // devices
     if chunk > 1:
         return f"try --config.jacobian.estimator.example_chunk={chunk // 2}"
     if core.estimator.output_chunk != 1:
         return "try --config.jacobian.estimator.output_chunk=1"
-    return f"try --config.batch_size={max(config.batch_size // 2, 1)}"
+    return _fewer_examples(config, devices)
+
+
+def _fewer_examples(config: ConfigDict, devices: int) -> str:
+    """Half the batch; the network over more devices where each has one example already."""
+    examples = config.batch_size // devices
+    if examples > 1:
+        return f"try --config.batch_size={examples // 2 * devices}"
+    model = 2 * config.mesh.model
+    return f"try --config.mesh.model={model}, on a multiple of {model} devices"

@@ -29,9 +29,6 @@ from jacreg_train.training.state import TrainState, create_train_state
 from jacreg_train.training.step import Objective, PenaltyTerm, can_share_forward, eval_apply
 from models import Model, make_model
 
-# Initialisation runs once; optimising its random numbers takes the CPU compiler several times as long.
-INIT_OPTIONS = {"xla_backend_optimization_level": 1}
-
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -76,6 +73,11 @@ def build(config: ConfigDict) -> Run:
     """
     if config.parallel == "pmap" and jax.process_count() > 1:
         raise ConfigError(f"config.parallel = 'pmap': choose jit with {jax.process_count()} processes")
+    if jax.local_device_count() % config.mesh.model:
+        raise ConfigError(
+            f"config.mesh.model = {config.mesh.model}: choose a divisor of the {jax.local_device_count()} devices of"
+            " each process"
+        )
     train_data, test_data, context_data = _load_data(config)
     model = _model(config, train_data)
     estimator_options = _given(config.jacobian.estimator, except_for=("name",))
@@ -92,7 +94,7 @@ def build(config: ConfigDict) -> Run:
         clip_norm=config.optimizer.clip_norm,
         **_given(config.optimizer, only=options_of(OPTIMIZERS[config.optimizer.name])),
     )
-    devices = PARALLEL[config.parallel](make_mesh())
+    devices = PARALLEL[config.parallel](make_mesh(model=config.mesh.model))
 
     def fresh() -> TrainState:
         return create_train_state(model, optimizer, image_shape=train_data.image_shape, seed=config.seed)
@@ -115,7 +117,7 @@ def build(config: ConfigDict) -> Run:
         schedule=schedule,
         num_steps=run_length(config, train_data.num_examples),
         fresh=fresh,
-        init=lambda: devices.put_replicated(jax.jit(fresh, compiler_options=INIT_OPTIONS)()),
+        init=lambda: devices.make(fresh),
         evaluate=_evaluation(config, model, test_data, devices, estimator, num_points),
     )
 
@@ -225,7 +227,7 @@ def _evaluation(
     squared_norm = make_jacobian_evaluation(model, normalize, devices, estimator)
     limit = config.evaluation.jacobian_examples
     # One key for every evaluation: a stochastic estimator's noise is then the same from one to the next.
-    key = devices.put_replicated(jax.random.key(config.seed))
+    key = devices.make(lambda: jax.random.key(config.seed))
 
     def batches(size: int):
         return evaluation_batches(test_data, batch_size=size, multiple_of=devices.count, part=devices.part)

@@ -39,6 +39,7 @@ RANGES = {
     "num_steps": "[1, inf)",
     "num_epochs": "(0, inf)",
     "batch_size": "[1, inf)",
+    "mesh.model": "[1, inf)",
     "jacobian.weight": "[0, inf)",
     "jacobian.batch_size": "[1, inf)",
     "jacobian.every_steps": "[1, inf)",
@@ -86,7 +87,8 @@ def validate(config: ConfigDict, *, num_devices: int) -> None:
         if fields[field] is not None and not _inside(fields[field], interval):
             raise ConfigError(f"config.{field} = {fields[field]!r}: choose a value in {interval}")
     _check_lengths(config)
-    _check_points(config, num_devices)
+    _check_mesh(config, num_devices)
+    _check_points(config, num_devices // config.mesh.model)
     _check_target(config)
     _check_auto(config)
     _check_options(config, "optimizer.name", OPTIMIZERS[config.optimizer.name], _options_of_all(OPTIMIZERS))
@@ -166,12 +168,27 @@ def _check_lengths(config: ConfigDict) -> None:
         )
 
 
+def _check_mesh(config: ConfigDict, num_devices: int) -> None:
+    model, fields = config.mesh.model, dict(leaves(config))
+    # pmap has one axis; auto measures on one device, with every array whole.
+    for field, value in (("parallel", "pmap"), ("jacobian.estimator.name", "auto")):
+        if model > 1 and fields[field] == value:
+            raise ConfigError(
+                f"config.mesh.model = {model} has no meaning with config.{field} = {value!r}; choose mesh.model = 1, or"
+                f" another {field}"
+            )
+    if num_devices % model:
+        raise ConfigError(f"config.mesh.model = {model}: choose a divisor of the {num_devices} devices")
+
+
 def _check_points(config: ConfigDict, num_devices: int) -> None:
     points, batch_size = config.jacobian.points, config.batch_size
     num_points = config.jacobian.batch_size or batch_size
     for field, size in (("batch_size", batch_size), ("jacobian.batch_size", num_points)):
         if size % num_devices:
-            raise ConfigError(f"config.{field} = {size}: choose a multiple of the {num_devices} devices")
+            raise ConfigError(
+                f"config.{field} = {size}: choose a multiple of the {num_devices} devices that share a batch"
+            )
     if points == "batch" and batch_size % num_points:
         raise ConfigError(
             f"config.jacobian.batch_size = {num_points}: with config.jacobian.points = 'batch', choose a"

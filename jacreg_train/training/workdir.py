@@ -19,6 +19,7 @@ FREE_FIELDS = (
     "num_steps",
     "num_epochs",
     "parallel",
+    "mesh.",
     "on_nonfinite",
     "compilation_cache",
     "dataset.data_dir",

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jacreg_train.training.setup import INIT_OPTIONS
+from jacreg_train.training.devices import INIT_OPTIONS
 from models import Model, make_model
 
 NUM_CLASSES = 10

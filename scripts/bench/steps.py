@@ -13,7 +13,6 @@ from jacreg_train.data import AUGMENTATIONS, normalize
 from jacreg_train.training.devices import jit_devices, make_mesh
 from jacreg_train.training.penalty import PENALTIES
 from jacreg_train.training.points import POINTS
-from jacreg_train.training.setup import INIT_OPTIONS
 from jacreg_train.training.state import TrainState, create_train_state
 from jacreg_train.training.step import Objective, PenaltyTerm, can_share_forward, make_train_step
 
@@ -41,11 +40,10 @@ def training_step(
     objective = Objective(case.network, normalize, AUGMENTATIONS["none"], n, term)
     devices = jit_devices(make_mesh(jax.devices()[:1]))
     fresh = lambda: create_train_state(case.network, optimizer, image_shape=case.inputs.shape[1:], seed=0)
-    state = jax.jit(fresh, compiler_options=INIT_OPTIONS)()
     images = np.random.default_rng(0).integers(0, 256, case.inputs.shape, np.uint8)
     batch = devices.put_batch({"image": images, "label": np.asarray(case.labels)})
     return devices.map(make_train_step(objective, optimizer), num_batches=2), (
-        devices.put_replicated(state),
+        devices.make(fresh),
         batch,
         None,
     )

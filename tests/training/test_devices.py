@@ -55,7 +55,7 @@ def train(devices, case) -> dict:
         ),
     )
     optimizer = optax.adam(0.05)
-    state = devices.put_replicated(create_train_state(model, optimizer, image_shape=SHAPE, seed=0))
+    state = devices.make(lambda: create_train_state(model, optimizer, image_shape=SHAPE, seed=0))
     step = devices.map(make_train_step(objective, optimizer), num_batches=2, donate=True)
     rng = np.random.default_rng(0)
     for _ in range(STEPS):
@@ -78,7 +78,7 @@ def count_examples(devices) -> float:
 
     data = load_dataset("synthetic", split="test", image_shape=SHAPE, num_classes=3, num_examples=10)
     model = make_model("cnn", num_classes=3, widths=(2,), strides=(2,), dense_width=None)
-    weights = devices.put_replicated(model.init(jax.random.key(0), jnp.zeros((1, *SHAPE))))
+    weights = devices.make(lambda: model.init(jax.random.key(0), jnp.zeros((1, *SHAPE))))
     batches = evaluation_batches(data, batch_size=4, multiple_of=devices.count)
     return make_task_evaluation(model, normalize, devices)(weights, batches)["count"]
 

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jacreg_train.main import main
@@ -20,6 +21,7 @@ WAYS_OUT = [
     ({"name": "exact"}, 64, 1.0, "try --config.jacobian.estimator.name=layerwise"),
     ({"name": "auto", "memory_budget_gib": 8.0}, 64, 1.0, "try --config.jacobian.estimator.memory_budget_gib=4"),
     ({"name": "layerwise"}, 64, 0.0, "try --config.batch_size=32"),
+    ({"name": "layerwise"}, 1, 0.0, "try --config.mesh.model=2, on a multiple of 2 devices"),
 ]
 
 
@@ -36,6 +38,16 @@ def test_a_failed_allocation_of_the_device(config):
     with pytest.raises(OutOfMemory, match=r"out of memory \(RESOURCE_EXHAUSTED: .*; " + EXAMPLE_CHUNK + "2"):
         with answered_with_the_flag(config):
             jax.block_until_ready(jnp.zeros((2**46,), jnp.int8))
+
+
+def test_a_failed_allocation_of_the_host(config):
+    config.jacobian.estimator.name = "layerwise"
+    with pytest.raises(OutOfMemory, match=r"out of memory \(.*allocate.*; " + EXAMPLE_CHUNK + "2"):
+        with answered_with_the_flag(config):
+            np.empty((2**46,), np.int64)
+    with pytest.raises(OutOfMemory, match="out of memory; " + EXAMPLE_CHUNK + "2"):
+        with answered_with_the_flag(config):
+            raise MemoryError
 
 
 def test_other_errors_pass(config):

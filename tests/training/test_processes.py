@@ -37,11 +37,11 @@ FLAGS = [
 ]
 
 
-def start_two(workdir, *flags) -> list[subprocess.Popen]:
+def start_two(workdir, *flags, devices=1) -> list[subprocess.Popen]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    settings = {"JAX_NUM_CPU_DEVICES": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    settings = {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     command = [sys.executable, "-m", "jacreg_train.main", *FLAGS, f"--workdir={workdir}", *flags]
     command += [f"--coordinator_address=localhost:{port}", "--num_processes=2"]
     return [
@@ -66,7 +66,23 @@ def test_two_processes_train_what_one_does(tmp_path):
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
     assert "step 4/4" in first[1]
     assert "step" not in second[1]
-    assert main(["jacreg-train", *FLAGS, f"--workdir={tmp_path / 'one'}", "--config.num_steps=4"]) == 0
+    assert_same_as_one(tmp_path, "--config.num_steps=4")
+
+
+@pytest.mark.slow
+def test_two_processes_of_two_devices_that_share_the_parameters_stop_and_go_on(tmp_path):
+    """What each saves are its own parts; the first conv's [3, 3, 1, 2] and the last layer's [8, 3] are split."""
+    constant = "--config.optimizer.schedule=constant"
+    for steps in (2, 4):
+        flags = (constant, "--config.mesh.model=2", f"--config.num_steps={steps}")
+        first, second = finish(start_two(tmp_path / "two", *flags, devices=2))
+        assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+    assert_same_as_one(tmp_path, constant, "--config.num_steps=4")
+
+
+def assert_same_as_one(tmp_path, *flags):
+    """The records of the run of two processes are those of a run of this one."""
+    assert main(["jacreg-train", *FLAGS, f"--workdir={tmp_path / 'one'}", *flags]) == 0
     two, one = read_records(tmp_path / "two"), read_records(tmp_path / "one")
     assert [record["step"] for record in two] == [1, 2, 3, 4]
     for got, want in zip(two, one, strict=True):
