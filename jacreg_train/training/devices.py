@@ -51,15 +51,14 @@ def make_mesh(devices: list[jax.Device] | None = None, *, model: int = 1) -> Mes
     return jax.make_mesh(shape, (AXIS, MODEL_AXIS), axis_types=(AxisType.Auto, AxisType.Auto), devices=devices)
 
 
-def split_axis(shape: tuple[int, ...], parts: int) -> int | None:
-    """The axis along which an array is split over the model axis: the longest that divides, the first of equals.
+def is_split(shape: tuple[int, ...], parts: int) -> bool:
+    """Whether an array is split over the model axis: along its last axis, a layer's outputs, where that divides.
 
-    Vectors and scalars stay whole, as does what has no such axis: together they hold little.
+    Vectors and scalars stay whole; together they hold little. No other axis is taken: a dense layer split along its
+    inputs, behind a convolution, makes the compiler split the image's positions, where XLA gives wrong numbers
+    (jax 0.10.2, at stride 2).
     """
-    fitting = [axis for axis, length in enumerate(shape) if length and length % parts == 0]
-    if parts == 1 or len(shape) < 2 or not fitting:
-        return None
-    return max(fitting, key=lambda axis: shape[axis])
+    return parts > 1 and len(shape) > 1 and shape[-1] > 0 and shape[-1] % parts == 0
 
 
 def jit_devices(mesh: Mesh) -> Devices:
@@ -120,12 +119,25 @@ def pmap_devices(mesh: Mesh) -> Devices:
     return Devices(mesh.size, (0, 1), put_batch, _maker(mesh), map_)
 
 
+def sum_over_devices(tree: Any) -> Any:
+    """The sum of each array over the data axis; inside a function that ``Devices.map`` runs."""
+    return tree if joined_axis() is None else jax.lax.psum(tree, AXIS)
+
+
+def joined_axis() -> str | None:
+    """The data axis where it joins several devices, else None; inside a function that ``Devices.map`` runs.
+
+    A sum over one device would be no work, but beside a model axis XLA's partitioner fails on it (jax 0.10.2).
+    """
+    return AXIS if jax.lax.axis_size(AXIS) > 1 else None
+
+
 def _shardings(mesh: Mesh, tree: Any) -> Any:
     """Where each array of a tree lies: a matter of its shape alone, so a result lies where its argument did."""
 
     def sharding(leaf: Any) -> NamedSharding:
-        axis = split_axis(leaf.shape, mesh.shape[MODEL_AXIS])
-        return NamedSharding(mesh, P() if axis is None else P(*[None] * axis, MODEL_AXIS))
+        split = is_split(leaf.shape, mesh.shape[MODEL_AXIS])
+        return NamedSharding(mesh, P(*[None] * (len(leaf.shape) - 1), MODEL_AXIS) if split else P())
 
     return jax.tree.map(sharding, tree)
 

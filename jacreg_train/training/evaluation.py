@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jacreg_train.training.devices import AXIS, Devices
+from jacreg_train.training.devices import Devices, sum_over_devices
 from jacreg_train.training.step import eval_apply
 from models import Model
 
@@ -36,14 +36,13 @@ def make_task_evaluation(
         confidence = jnp.max(jax.nn.softmax(logits), axis=-1)
         bins = jnp.clip((confidence * NUM_BINS).astype(jnp.int32), 0, NUM_BINS - 1)
         in_bin = jax.nn.one_hot(bins, NUM_BINS) * mask[:, None]
-        return jax.lax.psum(
+        return sum_over_devices(
             {
                 "count": jnp.sum(mask),
                 "nll": jnp.sum(jnp.where(mask > 0, losses, 0.0)),
                 "correct": jnp.sum(correct * mask),
                 "bin_gap": (correct - confidence) @ in_bin,
-            },
-            AXIS,
+            }
         )
 
     program = devices.map(sums, num_batches=1)
@@ -79,7 +78,7 @@ def make_jacobian_evaluation(
         estimate = estimator(apply_fn, params, normalize(batch["image"]), key, first_example=first)
         # A padded example's norm is dropped, not multiplied by 0, so that it could not even be infinite.
         norms = jnp.where(batch["mask"] > 0, estimate.per_example, 0.0)
-        return jax.lax.psum({"count": jnp.sum(batch["mask"]), "norms": jnp.sum(norms)}, AXIS)
+        return sum_over_devices({"count": jnp.sum(batch["mask"]), "norms": jnp.sum(norms)})
 
     program = devices.map(sums, num_batches=1)
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jacreg_train.training.devices import AXIS
+from jacreg_train.training.devices import AXIS, joined_axis, sum_over_devices
 from jacreg_train.training.finite import finite_flags, keep_unless
 from jacreg_train.training.penalty import Penalty
 from jacreg_train.training.points import Points
@@ -103,7 +103,7 @@ def _loss_parts(objective: Objective, state: TrainState, batch: Batch, context: 
             train=True,
             key=model_key,
             first_example=first_example,
-            axis_name=AXIS,
+            axis_name=joined_axis(),
         )
 
     def penalty_value(params, term: PenaltyTerm):
@@ -162,7 +162,7 @@ def make_train_step(
             return task_loss + step_weight * penalty, (task_loss, *aux)
 
         (_, (task_loss, model_state, shares)), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-        grads, task_loss, shares = jax.lax.psum((grads, task_loss, shares), AXIS)
+        grads, task_loss, shares = sum_over_devices((grads, task_loss, shares))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         metrics = {
             "train/loss": task_loss,
@@ -204,7 +204,7 @@ def make_gradient_norms(objective: Objective) -> Callable[..., dict[str, jax.Arr
         (task_loss, penalty), pullback, (_, shares) = jax.vjp(parts, state.params, has_aux=True)
         (task_grads,) = pullback((jnp.ones_like(task_loss), jnp.zeros_like(penalty)))
         (penalty_grads,) = pullback((jnp.zeros_like(task_loss), jnp.full_like(penalty, term.weight)))
-        task_grads, penalty_grads, shares = jax.lax.psum((task_grads, penalty_grads, shares), AXIS)
+        task_grads, penalty_grads, shares = sum_over_devices((task_grads, penalty_grads, shares))
         return {
             "train/task_grad_norm": optax.global_norm(task_grads),
             "train/penalty_grad_norm": optax.global_norm(penalty_grads),
