@@ -1,5 +1,6 @@
 """Timing, memory, metric writers and the record of a run. Knows nothing else of this project."""
 
+from jacreg_train.telemetry.background import Background
 from jacreg_train.telemetry.memory import compiled_bytes, device_peak_bytes, resident_bytes
 from jacreg_train.telemetry.metric_names import METRICS, Metric
 from jacreg_train.telemetry.progress import ProgressWriter
@@ -17,6 +18,7 @@ from jacreg_train.telemetry.writers import JsonLinesWriter, MetricWriter, Writer
 
 __all__ = [
     "METRICS",
+    "Background",
     "JsonLinesWriter",
     "Metric",
     "MetricWriter",

@@ -1,8 +1,9 @@
 """A progress bar with the time left on a terminal; plain lines elsewhere."""
 
+import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 from rich.progress import (
@@ -15,6 +16,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from jacreg_train.telemetry.background import Background
+
 # What a line shows, in this order, and how: metric -> (label, format).
 SHOWN = {
     "train/loss": ("loss", "{:.4g}"),
@@ -26,9 +29,16 @@ SHOWN = {
     "test/squared_jacobian_norm": ("squared Jacobian norm", "{:.4g}"),
 }
 
+MOST_PENDING = 100  # lines that a stopped terminal keeps waiting; later ones are left out
+
+_logger = logging.getLogger(__name__)
+
 
 class ProgressWriter:
     """Show how far a run is, its main metrics and the time left.
+
+    Shown by a thread: a terminal that is stopped, or a pipe that nobody reads, holds up nobody. A closed pipe or a
+    full disk under the output gives one warning, and nothing more is shown.
 
     Args:
         num_steps: the step at which the run ends.
@@ -39,6 +49,8 @@ class ProgressWriter:
     def __init__(self, num_steps: int, *, first_step: int = 0, console: Console | None = None):
         self._console = console or Console(file=sys.stdout, soft_wrap=True, highlight=False)
         self._num_steps = num_steps
+        self._background = Background("progress")
+        self._broken = False
         self._timed_from: tuple[int, float] | None = None  # step and time of the first write: compilation is over
         self._bar: Progress | None = None
         if self._console.is_terminal:
@@ -57,15 +69,37 @@ class ProgressWriter:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         text = format_metrics(metrics)
         if self._bar is None:
-            self._print(f"step {step}/{self._num_steps}  {text}  left {self._time_left(step)}")
+            line = f"step {step}/{self._num_steps}  {text}  left {self._time_left(step)}"
+            self._later(lambda: self._print(line))
         else:
-            self._bar.update(self._task, completed=step, metrics=text)
+            self._later(lambda: self._update(step, text))
             if any(name.startswith("test/") for name in metrics):  # evaluations stay on the screen
-                self._print(f"step {step}/{self._num_steps}  {text}")
+                self._later(lambda: self._print(f"step {step}/{self._num_steps}  {text}"))
 
     def close(self) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            stop = self._bar.stop
+            self._background.submit(lambda: self._safely(stop))
+        self._background.close()
+
+    def _later(self, show: Callable[[], None]) -> None:
+        if not self._broken and len(self._background) < MOST_PENDING:
+            self._background.submit(lambda: self._safely(show))
+
+    # Everything below runs in the thread, but for the time left.
+
+    def _safely(self, show: Callable[[], None]) -> None:
+        if self._broken:
+            return
+        try:
+            show()
+        except (OSError, ValueError) as failure:  # ValueError: the file is closed
+            self._broken = True
+            _logger.warning("the progress can no longer be shown (%s); training goes on", failure)
+
+    def _update(self, step: int, text: str) -> None:
+        assert self._bar is not None
+        self._bar.update(self._task, completed=step, metrics=text)
 
     def _print(self, line: str) -> None:
         self._console.print(Text(line))

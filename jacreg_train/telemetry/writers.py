@@ -4,14 +4,18 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from jacreg_train.telemetry.background import Background
+
 METRICS_FILE = "metrics.jsonl"
 # JSON has no such numbers; as strings any JSON reader takes the file, and `float` turns them back.
 _NON_FINITE = ("NaN", "Infinity", "-Infinity")
+PATIENCE_S = 0.2  # how long a write waits for its disk before it goes on
+MOST_PENDING = 10_000  # records of about a kilobyte each
 
 
 class MetricWriter(Protocol):
@@ -34,6 +38,10 @@ class WriterGroup:
         for writer in self._writers:
             writer.write(step, metrics)
 
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Whether the durable record holds everything, after waiting so long; None: until it does."""
+        return all(writer.flush(timeout_s) for writer in self._writers if isinstance(writer, JsonLinesWriter))
+
     def close(self) -> None:
         """Close every writer, also after one of them failed; then raise the failures."""
         failures = []
@@ -49,6 +57,9 @@ class WriterGroup:
 class JsonLinesWriter:
     """Append metrics to a file, one JSON object a line, each handed to the system before `write` returns.
 
+    Only where the disk does not answer, `write` returns after a fifth of a second, and a thread goes on waiting;
+    `flush` tells whether everything is there.
+
     A line is `{"step": int, "wall_time_s": seconds since the epoch, name: value, ...}`; NaN and infinities
     are the strings "NaN", "Infinity" and "-Infinity". A `kill -9` loses nothing that was written; whatever
     else happens, the file holds whole lines up to a possibly torn last one.
@@ -57,23 +68,51 @@ class JsonLinesWriter:
         path: the file; its folder is made where missing.
         restored_step: the step that training resumes from: later lines, which will be written again, are
             dropped. None for a start from nothing: all lines are dropped.
+        check: called before each line, in the thread; what it raises, `write` raises.
 
     Raises:
-        OSError: the file can't be written (from the constructor and from `write`).
+        OSError: the file can't be written (from the constructor, `write`, `flush` and `close`), or 10,000 records
+            wait for the disk.
     """
 
-    def __init__(self, path: str | os.PathLike, *, restored_step: int | None = None):
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        *,
+        restored_step: int | None = None,
+        check: Callable[[], None] = lambda: None,
+    ):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             kept = [] if restored_step is None else _lines_until(self.path, restored_step)
             replace_file(self.path, "".join(line + "\n" for line in kept))
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  closed by `close`
+        self._check = check
+        self._background = Background("json-lines")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         record: dict[str, Any] = {"step": int(step), "wall_time_s": round(time.time(), 3)}
         record |= {name: _encode(value) for name, value in metrics.items()}
         line = (json.dumps(record, allow_nan=False) + "\n").encode()
+        behind = len(self._background)
+        if behind >= MOST_PENDING:
+            raise OSError(f"{behind} records wait to be written to {self.path}; does the disk answer?")
+        self._background.submit(lambda: self._append(line))
+        self._background.wait(0 if behind else PATIENCE_S)
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Whether everything was handed to the system, after waiting for it so long; None: until it is."""
+        return self._background.wait(timeout_s)
+
+    def close(self) -> None:
+        try:
+            self._background.close()
+        finally:
+            self._file.close()
+
+    def _append(self, line: bytes) -> None:
+        self._check()
         end = self._file.seek(0, os.SEEK_END)
         try:
             written = self._file.write(line)
@@ -83,9 +122,6 @@ class JsonLinesWriter:
             with suppress(OSError):
                 self._file.truncate(end)  # no torn line in the middle of the file
             raise
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def read_records(workdir: str | os.PathLike) -> list[dict[str, Any]]:

@@ -2,24 +2,29 @@
 
 Every array has a checksum in the checkpoint, and so has the rest: the format itself does not notice a
 changed bit in an array. A damaged checkpoint is put aside, never deleted, and the one before it is used.
+
+A thread writes, so that a disk that is slow or does not answer never holds up the training: only the copy of the
+state to the host is waited for. Where several processes train, they write together and wait for the write before.
 """
 
+import contextlib
 import functools
 import json
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
-from jacreg_train.telemetry import redact
+from jacreg_train.telemetry import Background, redact
 from jacreg_train.training.errors import ConfigError, Interrupted, WorkdirError
-from jacreg_train.training.processes import done_by_first
+from jacreg_train.training.processes import done_by_first, largest_of_all
 from jacreg_train.training.state import TrainState
 
 FOLDER, DAMAGED_FOLDER = "checkpoints", "damaged_checkpoints"
@@ -34,15 +39,20 @@ class Checkpoints:
       workdir: the run's folder.
       keep_latest: how many of the newest are kept.
       keep_best: how many of those with the highest test accuracy are kept beside them.
+      check_workdir: called before each write; what it raises is raised by the next call here.
     """
 
-    def __init__(self, workdir: Path, *, keep_latest: int, keep_best: int):
+    def __init__(
+        self, workdir: Path, *, keep_latest: int, keep_best: int, check_workdir: Callable[[], None] = lambda: None
+    ):
         best = policies.BestN(
             get_metric_fn=lambda metrics: metrics["accuracy"],
             n=keep_best,
             keep_checkpoints_without_metrics=False,
         )
         self._workdir = workdir
+        self._check_workdir = check_workdir
+        self._background = Background("checkpoints") if jax.process_count() == 1 else None
         self._manager = ocp.CheckpointManager(
             (workdir / FOLDER).absolute(),
             options=ocp.CheckpointManagerOptions(
@@ -57,7 +67,11 @@ class Checkpoints:
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         try:
-            self._manager.close()
+            try:
+                if self._background is not None:
+                    self._background.close()
+            finally:
+                self._manager.close()
         except Exception as error:
             if kind is None or issubclass(kind, Interrupted):  # of two failures the first is told
                 raise self._write_error(error) from error
@@ -83,27 +97,45 @@ class Checkpoints:
         Raises:
           WorkdirError: this checkpoint or the one before could not be written.
         """
+        meta: dict[str, Any] = {"position": dict(position), "config": redact(dict(config)), "arrays": _describe(state)}
+        metrics = None if accuracy is None else {"accuracy": accuracy}
+        if self._background is None:
+            with self._failures_named():
+                self._write(state, step, meta, metrics)
+            return
+        copy = _copied(state)
+        self.wait(0)
+        self._background.submit(lambda: self._write(copy, step, meta, metrics))
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether all checkpoints are written, after waiting for them so long; None: until they are.
+
+        In several processes it does not wait: the next `save` does.
+
+        Raises:
+          WorkdirError: one could not be written.
+        """
+        with self._failures_named():
+            if self._background is not None:
+                return self._background.wait(timeout_s)
+            self._manager.check_for_errors()
+            return True
+
+    def _write(self, state: TrainState, step: int, meta: dict[str, Any], metrics: dict[str, float] | None) -> None:
+        self._check_workdir()
         if step in self._manager.all_steps():
             return
-        meta: dict[str, Any] = {"position": dict(position), "config": redact(dict(config)), "arrays": _describe(state)}
         meta["array_checksums"] = _checksums(state)
         meta["checksum"] = _checksum_of_json(meta)
-        try:
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)),
-                metrics=None if accuracy is None else {"accuracy": accuracy},
-                force=True,
-            )
-        except Exception as error:  # of many kinds, by the layer that could not write
-            raise self._write_error(error) from error
-
-    def check(self) -> None:
-        """Raise WorkdirError if a write beside the training has failed."""
-        try:
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)),
+            metrics=metrics,
+            force=True,
+        )
+        if self._background is not None:
+            self._manager.wait_until_finished()
             self._manager.check_for_errors()
-        except Exception as error:
-            raise self._write_error(error) from error
 
     def restore_latest(self, like: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
         """The newest whole checkpoint's state and data position, or None where there are no checkpoints.
@@ -119,12 +151,9 @@ class Checkpoints:
         """
         damaged: dict[int, str] = {}
         for step in sorted(self._manager.all_steps(), reverse=True):
-            try:
-                restored = self._restore_whole(step, like)
-            except ConfigError:
-                raise
-            except Exception as error:  # of many kinds, by the file that is damaged
-                damaged[step] = f"{type(error).__name__}: {_one_line(error)}"
+            restored, reason = self._restore_or_reason(step, like)
+            if largest_of_all(int(restored is None)):  # all take the same one
+                damaged[step] = reason or "another process cannot read it"
                 continue
             if damaged:
                 done_by_first(functools.partial(self._put_aside, damaged, used=step))
@@ -137,6 +166,16 @@ class Checkpoints:
                 f" ({step}: {reason}); restore one, or choose another folder to start again"
             )
         return None
+
+    def _restore_or_reason(
+        self, step: int, like: TrainState
+    ) -> tuple[tuple[TrainState, dict[str, Any]] | None, str | None]:
+        try:
+            return self._restore_whole(step, like), None
+        except ConfigError:
+            raise
+        except Exception as error:  # of many kinds, by the file that is damaged
+            return None, f"{type(error).__name__}: {_one_line(error)}"
 
     def _restore_whole(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         meta = self._restore(step, meta=ocp.args.JsonRestore())["meta"]
@@ -163,11 +202,29 @@ class Checkpoints:
                     f"--workdir={self._workdir}: damaged checkpoint {step} cannot be moved ({error})"
                 ) from error
 
+    @contextlib.contextmanager
+    def _failures_named(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of many kinds, by the layer that could not write
+            raise self._write_error(error) from error
+
     def _write_error(self, error: Exception) -> WorkdirError:
+        if isinstance(error, WorkdirError):
+            return error
         return WorkdirError(f"--workdir={self._workdir}: a checkpoint cannot be written ({_one_line(error)})")
 
     def _restore(self, step: int, **items: Any) -> Any:
         return self._manager.restore(step, args=ocp.args.Composite(**items))
+
+
+def _copied(state: TrainState) -> TrainState:
+    """The state on the host, so that its memory on the device can be donated; keys, which are small, stay there."""
+    return jax.tree.map(lambda leaf: jnp.copy(leaf) if _is_key(leaf) else np.array(leaf), state)
+
+
+def _is_key(leaf: jax.Array) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _describe(state: TrainState) -> dict[str, str]:
@@ -185,8 +242,7 @@ def _checksums(state: TrainState) -> dict[str, int]:
 
 
 def _on_host(state: TrainState) -> list[tuple[str, np.ndarray]]:
-    is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    plain = jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, state)
+    plain = jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, state)
     leaves, _ = jax.tree_util.tree_flatten_with_path(plain)
     return [(jax.tree_util.keystr(path, simple=True, separator="."), _whole(leaf)) for path, leaf in leaves]
 

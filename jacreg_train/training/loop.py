@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from jacreg_train.telemetry import (
 )
 from jacreg_train.training import setup
 from jacreg_train.training.checkpoints import Checkpoints
-from jacreg_train.training.errors import ConfigError, Diverged, Interrupted
+from jacreg_train.training.errors import ConfigError, Diverged, Interrupted, WorkdirError
 from jacreg_train.training.estimator_choice import as_config, choose_estimator, with_choice
 from jacreg_train.training.finite import describe, names_of
 from jacreg_train.training.out_of_memory import answered_with_the_flag, check_fits
@@ -42,6 +42,8 @@ from jacreg_train.training.summary import print_summary, summarize
 from jacreg_train.training.validation import validate
 from jacreg_train.training.workdir import check_same_config, failures_named, locked
 
+PATIENCE_S = 0.4  # how long a checkpoint waits for the record's and the last checkpoint's writes, each
+NO_METRICS = "the metrics cannot be written"
 MOST_SKIPPED_IN_A_ROW = 100  # of steps; a run that skips more is stuck
 
 _logger = logging.getLogger(__name__)
@@ -94,7 +96,12 @@ def train_and_evaluate(
 
         # State and data position, fresh or from the newest checkpoint.
         checkpoints = stack.enter_context(
-            Checkpoints(workdir, keep_latest=config.checkpoint.keep_latest, keep_best=config.checkpoint.keep_best)
+            Checkpoints(
+                workdir,
+                keep_latest=config.checkpoint.keep_latest,
+                keep_best=config.checkpoint.keep_best,
+                check_workdir=check_workdir,
+            )
         )
         state, batches, first_step = run.init(), run.make_batches(), 0
         restored = checkpoints.restore_latest(state)
@@ -103,8 +110,12 @@ def train_and_evaluate(
             batches.set_state(position)
             first_step = int(state.step)
             console.print(f"resuming {workdir} after step {first_step}", markup=False)
-        writers = _writers(config, workdir, run.num_steps, first_step, extra_writers, as_config(choice))
-        stack.enter_context(contextlib.closing(writers))
+        writers = stack.enter_context(
+            _closed_at_the_end(
+                _writers(config, workdir, run.num_steps, first_step, extra_writers, as_config(choice), check_workdir),
+                workdir,
+            )
+        )
 
         # Programs, compiled ahead of the first step, and what is measured once.
         clock = StepClock()
@@ -122,7 +133,7 @@ def train_and_evaluate(
             figures |= penalty_time_share(programs, state, batches.example(), config.log.penalty_share_rounds)
 
         names = names_of({"params": state.params}, changing(state))
-        skipped_in_a_row = 0
+        skipped_in_a_row, disk_is_slow = 0, False
         for step in range(first_step + 1, run.num_steps + 1):  # step: how many are done after this one
             due = _due(config, step, run.num_steps)
             position = batches.get_state()
@@ -141,11 +152,17 @@ def train_and_evaluate(
                 problem = f"step {step}: {describe(finite, names, step_metrics)}"
                 skipped_in_a_row += 1
                 if config.on_nonfinite == "stop" or skipped_in_a_row > MOST_SKIPPED_IN_A_ROW:
-                    check_workdir()
-                    checkpoints.save(
-                        _before(state), step=step - 1, position=position, config=plain_config, accuracy=None
-                    )
-                    raise Diverged(f"{problem}; the state before it is in checkpoint {step - 1}")
+                    kept = f"the state before it is in checkpoint {step - 1}"
+                    try:
+                        with failures_named(workdir, NO_METRICS):
+                            writers.flush()
+                        checkpoints.save(
+                            _before(state), step=step - 1, position=position, config=plain_config, accuracy=None
+                        )
+                        checkpoints.wait()
+                    except WorkdirError as error:
+                        kept = str(error)
+                    raise Diverged(f"{problem}; {kept}")
                 if skipped_in_a_row == 1:
                     _logger.warning("%s; the step is skipped", problem)
 
@@ -161,20 +178,30 @@ def train_and_evaluate(
                 record |= run.evaluate(state)
             if record:
                 record = {name: float(value) for name, value in record.items()}
-                check_workdir()
-                with failures_named(workdir, f"the metrics of step {step} cannot be written"):
+                with failures_named(workdir, NO_METRICS):
                     writers.write(step, record)
-            checkpoints.check()
+            checkpoints.wait(0)
             stopped_by = largest_of_all(stop.signal or 0)
-            if due["save"] or stopped_by:
-                check_workdir()
-                checkpoints.save(
-                    state,
-                    step=step,
-                    position=batches.get_state(),
-                    config=plain_config,
-                    accuracy=record.get("test/accuracy"),
-                )
+            if stopped_by or due["save"]:
+                # A checkpoint never gets ahead of the record: a resumed run writes the lines after it again.
+                patience_s = None if stopped_by or step == run.num_steps else 0 if disk_is_slow else PATIENCE_S
+                with failures_named(workdir, NO_METRICS):
+                    behind = not (writers.flush(patience_s) and checkpoints.wait(patience_s))
+                was_slow, disk_is_slow = disk_is_slow, bool(largest_of_all(int(behind)))
+                if disk_is_slow and not was_slow:
+                    _logger.warning(
+                        "the disk under %s is slow: checkpoint %d, and those until it has caught up, are left out",
+                        workdir,
+                        step,
+                    )
+                if not disk_is_slow:
+                    checkpoints.save(
+                        state,
+                        step=step,
+                        position=batches.get_state(),
+                        config=plain_config,
+                        accuracy=record.get("test/accuracy"),
+                    )
             if stopped_by and step < run.num_steps:
                 raise Interrupted(stopped_by, step)
             if due["share"]:
@@ -210,13 +237,16 @@ def _writers(
     first_step: int,
     extra_writers: Iterable[MetricWriter],
     extra_config: dict[str, Any],
+    check_workdir: Callable[[], None],
 ) -> WriterGroup:
     """The local record first: it is the durable one. Only the first process writes."""
     if not is_first():
         return WriterGroup([])
     try:
-        with failures_named(workdir, "the metrics cannot be written"):
-            local_record = JsonLinesWriter(workdir / "metrics.jsonl", restored_step=first_step or None)
+        with failures_named(workdir, NO_METRICS):
+            local_record = JsonLinesWriter(
+                workdir / "metrics.jsonl", restored_step=first_step or None, check=check_workdir
+            )
     except ValueError as error:
         raise ConfigError(f"{error}; repair the line or move the file away") from None
     writers: list[MetricWriter] = [local_record, ProgressWriter(num_steps, first_step=first_step)]
@@ -234,6 +264,19 @@ def _writers(
             )
         )
     return WriterGroup([*writers, *extra_writers])
+
+
+@contextlib.contextmanager
+def _closed_at_the_end(writers: WriterGroup, workdir: Path) -> Iterator[WriterGroup]:
+    """Closes the writers; of two failures the first is told."""
+    try:
+        yield writers
+    except BaseException:
+        with contextlib.suppress(Exception):
+            writers.close()
+        raise
+    with failures_named(workdir, NO_METRICS):
+        writers.close()
 
 
 def _run_id(workdir: Path) -> str:

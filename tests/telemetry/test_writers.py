@@ -122,12 +122,9 @@ def test_a_full_disk_is_raised_and_tears_no_line(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-def test_a_device_without_room_is_an_error():
-    class OnFullDevice(JsonLinesWriter):
-        def __init__(self):
-            self._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
-
-    writer = OnFullDevice()
+def test_a_device_without_room_is_an_error(tmp_path, monkeypatch):
+    writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
+    monkeypatch.setattr(writer, "_file", open("/dev/full", "ab", buffering=0))  # noqa: SIM115
     with pytest.raises(OSError, match="No space left"):
         writer.write(1, {"train/loss": 1.0})
     writer.close()

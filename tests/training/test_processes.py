@@ -37,12 +37,12 @@ FLAGS = [
 ]
 
 
-def start_two(workdir, *flags, devices=1) -> list[subprocess.Popen]:
+def start_two(workdir, *flags, devices=1, program=("-m", "jacreg_train.main")) -> list[subprocess.Popen]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     settings = {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    command = [sys.executable, "-m", "jacreg_train.main", *FLAGS, f"--workdir={workdir}", *flags]
+    command = [sys.executable, *program, *FLAGS, f"--workdir={workdir}", *flags]
     command += [f"--coordinator_address=localhost:{port}", "--num_processes=2"]
     return [
         subprocess.Popen(
@@ -107,6 +107,48 @@ def test_a_stop_reaches_both_and_the_checkpoint_goes_on_in_one(tmp_path):
     last = json.loads(lines.read_text().splitlines()[-1])["step"]
     assert main(["jacreg-train", *FLAGS, constant, f"--workdir={tmp_path}", f"--config.num_steps={last + 2}"]) == 0
     assert [record["step"] for record in read_records(tmp_path)] == list(range(1, last + 3))
+
+
+# Reads checkpoints as ever, but in the second process the second one is never whole.
+UNREADABLE_IN_ONE = """
+import jax
+from jacreg_train import main
+from jacreg_train.training.checkpoints import Checkpoints
+
+restore = Checkpoints._restore_whole
+
+def restore_or_fail(self, step, like):
+    restored = restore(self, step, like)
+    if step == 2 and jax.process_index() == 1:
+        raise OSError("Input/output error")
+    return restored
+
+Checkpoints._restore_whole = restore_or_fail
+main.run()
+"""
+
+
+def test_damaged_checkpoints_are_passed_over_by_both(tmp_path):
+    """The newest is damaged on the disk, the one before it is unreadable in one process: both take the first."""
+    checkpoints = ("--config.checkpoint.every_steps=1", "--config.checkpoint.keep_latest=3", "--config.num_steps=3")
+    assert main(["jacreg-train", *FLAGS, *checkpoints, f"--workdir={tmp_path}"]) == 0
+    before = read_records(tmp_path)
+    newest = tmp_path / "checkpoints" / "3"
+    largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    largest.write_bytes(bytes(byte ^ 0xFF for byte in largest.read_bytes()))
+    first, second = finish(start_two(tmp_path, *checkpoints, program=("-c", UNREADABLE_IN_ONE)))
+    assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+    assert "resuming" in first[1]
+    assert "after step 1\n" in first[1]
+    assert "checkpoint 3 is damaged" in first[2]
+    assert "checkpoint 2 is damaged (another process cannot read it); going on from checkpoint 1" in first[2]
+    assert sorted(path.name for path in (tmp_path / "damaged_checkpoints").iterdir()) == ["2", "3"]
+    after = read_records(tmp_path)
+    assert [record["step"] for record in after] == [1, 2, 3]
+    for got, want in zip(after, before, strict=True):  # had one begun elsewhere, their steps would not fit together
+        for name in want:
+            if name.startswith(("train/", "test/")):
+                np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 REFUSED = [
