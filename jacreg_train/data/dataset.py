@@ -10,7 +10,16 @@ Batch = dict[str, np.ndarray]
 
 
 class DataError(ValueError):
-    """A data set that cannot be had as asked for: one line with the field, the value and the way out."""
+    """A data set that cannot be had as asked for: one line with the value and the way out.
+
+    Args:
+        message: the line.
+        argument: which argument of `load_dataset` it is about, "name" where it is the set itself.
+    """
+
+    def __init__(self, message: str, argument: str = "name"):
+        super().__init__(message)
+        self.argument = argument
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +61,7 @@ def in_memory(dataset: Dataset, *, chunk: int = 1024) -> Dataset:
 def check_integer(field: str, value: object, *, minimum: int) -> int:
     """``value``, if it is an integer of at least ``minimum``; else DataError naming ``field``."""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < minimum:
-        raise DataError(f"{field} must be an integer of at least {minimum}, got {value!r}")
+        raise DataError(f"{field} must be an integer of at least {minimum}, got {value!r}", field)
     return int(value)
 
 

@@ -47,7 +47,7 @@ def resolve_data_dir(data_dir: str | os.PathLike[str] | None) -> Path:
     except OSError:
         pass  # not there, or not ours to look at: said where it is used
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"data_dir must be a path or None, got {data_dir!r} ({one_line(error)})") from error
+        raise DataError(f"data_dir must be a path or None, got {data_dir!r} ({one_line(error)})", "data_dir") from error
     return path
 
 
@@ -131,7 +131,7 @@ def publish(make_builder: Callable[[str], Any], data_dir: Path) -> Path:
                     raise
     except (OSError, RuntimeError) as error:
         raise DataError(
-            f"cannot prepare a data set in {data_dir} ({one_line(error)}); choose another data_dir"
+            f"cannot prepare a data set in {data_dir} ({one_line(error)}); choose another data_dir", "data_dir"
         ) from error
     return target
 

@@ -135,7 +135,7 @@ def _class_names(tree: Any) -> Iterable[str]:
 def _open_split(name: str, builder: Any, split: str) -> Any:
     choices = ", ".join(builder.info.splits)
     if not isinstance(split, str) or not split:
-        raise DataError(f"split must be a string, got {split!r}; choices for data set {name!r}: {choices}")
+        raise DataError(f"split must be a string, got {split!r}; choices for data set {name!r}: {choices}", "split")
     try:
         source = builder.as_data_source(
             split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES, file_format="array_record"
@@ -143,10 +143,11 @@ def _open_split(name: str, builder: Any, split: str) -> Any:
     except Exception as error:  # of many kinds, by the way in which the expression is wrong
         raise DataError(
             f"split {split!r} is not one of data set {name!r}; choices: {choices}, or a part such as"
-            f" {next(iter(builder.info.splits), 'train')}[:90%] ({one_line(error)})"
+            f" {next(iter(builder.info.splits), 'train')}[:90%] ({one_line(error)})",
+            "split",
         ) from error
     if not len(source):
-        raise DataError(f"split {split!r} of data set {name!r} has no examples; choices: {choices}")
+        raise DataError(f"split {split!r} of data set {name!r} has no examples; choices: {choices}", "split")
     return source
 
 

@@ -37,9 +37,9 @@ def synthetic(
         DataError: an unknown split, or a shape or number that is no positive integer.
     """
     if split not in SPLITS:
-        raise DataError(f"split {split!r} is unknown for data set 'synthetic'; choices: {', '.join(SPLITS)}")
+        raise DataError(f"split {split!r} is unknown for data set 'synthetic'; choices: {', '.join(SPLITS)}", "split")
     if isinstance(image_shape, str) or not isinstance(image_shape, Sequence) or len(image_shape) != 3:
-        raise DataError(f"image_shape must be (height, width, channels), got {image_shape!r}")
+        raise DataError(f"image_shape must be (height, width, channels), got {image_shape!r}", "image_shape")
     height, width, channels = (check_integer("image_shape", size, minimum=1) for size in image_shape)
     check_integer("num_classes", num_classes, minimum=1)
     check_integer("num_examples", num_examples, minimum=1)

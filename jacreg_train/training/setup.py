@@ -1,17 +1,27 @@
 """From a config to the parts of a run. The only module of training that unpacks a ``ConfigDict``."""
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
 from jacreg_train import jacobian
-from jacreg_train.data import AUGMENTATIONS, Dataset, evaluation_batches, load_dataset, normalize
+from jacreg_train.data import (
+    AUGMENTATIONS,
+    Batch,
+    DataError,
+    Dataset,
+    evaluation_batches,
+    load_dataset,
+    normalize,
+)
 from jacreg_train.training.batches import Batches
 from jacreg_train.training.devices import PARALLEL, Devices, make_mesh
 from jacreg_train.training.errors import ConfigError
@@ -136,25 +146,45 @@ def schedule_length(config: Mapping[str, Any], num_examples: int) -> dict[str, i
 
 
 def _load_data(config: ConfigDict) -> tuple[Dataset, Dataset, Dataset | None]:
-    def load(name: str, split: str, data_dir: str | None) -> Dataset:
-        options = config.dataset.synthetic.to_dict() if name == "synthetic" else {}
-        return load_dataset(name, split=split, data_dir=data_dir, **options)
-
     data, context = config.dataset, config.jacobian.context
-    train_data = load(data.name, data.train_split, data.data_dir)
-    test_data = load(data.name, data.test_split, data.data_dir)
+    train_data = _load("dataset", config, data.name, "train_split", data.train_split, data.data_dir)
+    test_data = _load("dataset", config, data.name, "test_split", data.test_split, data.data_dir)
     if config.batch_size > train_data.num_examples:
         limit = train_data.num_examples
         raise ConfigError(f"config.batch_size = {config.batch_size}: {data.name!r} has only {limit} examples")
     if config.jacobian.points != "context":
         return train_data, test_data, None
-    context_data = load(context.name, context.split or "train", context.data_dir)
+    context_data = _load("jacobian.context", config, context.name, "split", context.split or "train", context.data_dir)
     if context_data.image_shape != train_data.image_shape:
         raise ConfigError(
             f"config.jacobian.context.name = {context.name!r} has images of shape {context_data.image_shape},"
             f" config.dataset.name = {data.name!r} of {train_data.image_shape}: choose sets of one shape"
         )
     return train_data, test_data, context_data
+
+
+def _load(group: str, config: ConfigDict, name: str, split_field: str, split: str, data_dir: str | None) -> Dataset:
+    """A data set whose refusals, now and when a record is read, name the config's field and value."""
+    options = config.dataset.synthetic.to_dict() if name == "synthetic" else {}
+    values = {"name": name, "split": split, "data_dir": data_dir, **options}
+    fields = {"name": f"{group}.name", "split": f"{group}.{split_field}", "data_dir": f"{group}.data_dir"}
+
+    @contextlib.contextmanager
+    def named() -> Iterator[None]:
+        try:
+            yield
+        except DataError as error:
+            field = fields.get(error.argument, f"dataset.synthetic.{error.argument}")
+            raise DataError(f"config.{field} = {values.get(error.argument)!r}: {error}", error.argument) from error
+
+    with named():
+        dataset = load_dataset(name, split=split, data_dir=data_dir, **options)
+
+    def read(indices: np.ndarray) -> Batch:
+        with named():
+            return dataset.read(indices)
+
+    return dataclasses.replace(dataset, read=read)
 
 
 def _model(config: ConfigDict, train_data: Dataset) -> Model:

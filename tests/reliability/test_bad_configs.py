@@ -1,6 +1,7 @@
 """Two hundred wrong configs: each is refused in seconds, on one line that names field and value."""
 
 import dataclasses
+import functools
 import math
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from ml_collections import ConfigDict
 from configs import default
 from jacreg_train.data import DataError
 from jacreg_train.main import main
+from jacreg_train.training import setup
 from jacreg_train.training.errors import ConfigError
 from jacreg_train.training.loop import train_and_evaluate
 from jacreg_train.training.validation import CHOICES, RANGES, leaves
 from tests.data import test_prepared as prepared
+from tests.reliability.command import arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +108,7 @@ COMBINATIONS = [
     Bad({"model.name": "resnet18", "model.resnet18.stem": "5x5"}, ("config.model.resnet18", "'5x5'", "imagenet")),
     Bad({"model.name": "resnet18", "model.resnet18.norm": "none"}, ("config.model.resnet18", "'none'", "group")),
     *(
-        Bad({f"dataset.synthetic.{field}": value}, (field,))
+        Bad({f"dataset.synthetic.{field}": value}, (f"config.dataset.synthetic.{field} = {value!r}",))
         for field, values in {
             "image_shape": ((4, 4), (4, 4, 1, 1), (0, 4, 1), (-4, 4, 1), "444", ("a", 4, 1), (4.5, 4, 1)),
             "num_classes": (0, -1, 2.5, "3", None),
@@ -114,12 +117,25 @@ COMBINATIONS = [
         }.items()
         for value in values
     ),
-    Bad({"dataset.name": "no_such_set"}, ("no_such_set",)),
-    Bad({"dataset.name": ""}, ("data set name ''",)),
-    Bad({"dataset.name": "../../etc"}, ("../../etc",)),
-    Bad({"dataset.name": "digits", "dataset.train_split": "nonsense"}, ("nonsense", "train")),
-    Bad({"dataset.name": "digits", "dataset.test_split": "test["}, ("test[",)),
-    Bad({"dataset.name": "digits", "dataset.train_split": "train[:0]"}, ("train[:0]",)),
+    Bad({"dataset.name": "no_such_set"}, ("config.dataset.name = 'no_such_set'", "digits, synthetic")),
+    Bad({"dataset.name": ""}, ("config.dataset.name = ''", "name/config")),
+    Bad({"dataset.name": "../../etc"}, ("config.dataset.name = '../../etc'", "name/config")),
+    Bad({"dataset.data_dir": "a\0b", "dataset.name": "mnist"}, ("config.dataset.data_dir = 'a\\x00b'",)),
+    Bad(
+        {"dataset.name": "digits", "dataset.train_split": "nonsense"},
+        ("config.dataset.train_split = 'nonsense'", "choices: train, test"),
+    ),
+    Bad({"dataset.name": "digits", "dataset.test_split": "test["}, ("config.dataset.test_split = 'test['", "choices")),
+    Bad({"dataset.name": "digits", "dataset.train_split": "train[:0]"}, ("config.dataset.train_split", "'train[:0]'")),
+    Bad({"dataset.train_split": "validation"}, ("config.dataset.train_split = 'validation'", "train, test")),
+    Bad(
+        {"jacobian.points": "context", "jacobian.context.name": "no_such_set"},
+        ("config.jacobian.context.name = 'no_such_set'", "digits, synthetic"),
+    ),
+    Bad(
+        {"jacobian.points": "context", "jacobian.context.name": "digits", "jacobian.context.split": "x"},
+        ("config.jacobian.context.split = 'x'", "choices"),
+    ),
     Bad(
         {"jacobian.points": "context", "jacobian.context.name": "digits"},
         ("config.jacobian.context.name = 'digits'", "(8, 8, 1)", "one shape"),
@@ -207,13 +223,52 @@ def test_config_files_that_are_none(name, tmp_path, capsys):
     assert name in err
 
 
-@pytest.mark.parametrize("case", ["label too large", "image of another size", "record that is no example"])
+TENSOR = "tensor_feature.Tensor", {"tensor": {"shape": {"dimensions": ["4", "4", "3"]}, "dtype": "uint16"}}
+BAD_SETS = {
+    "label out of range": (
+        {"records": prepared.BAD_RECORDS["label too large"][0]},
+        ["record 3", "label is 3", "0 to 2"],
+    ),
+    "image of another size": (
+        {"records": prepared.BAD_RECORDS["image of another size"][0]},
+        ["record 3", "declared 4"],
+    ),
+    "corrupt record": (
+        {"records": prepared.BAD_RECORDS["record that is no example"][0]},
+        ["record 3", "not as declared"],
+    ),
+    "wrong shape": ({"features": {"image": prepared.image_feature(-1, -1, 3)}}, ["(None, None, 3)", "one size"]),
+    "wrong type": ({"features": {"image": TENSOR}}, ["uint16", "uint8"]),
+    "tfrecord": ({"file_format": "tfrecord"}, ["array_record", "converts it in place"]),
+    "not prepared": (None, ["is not prepared in", "run: python -m jacreg_train.data.prepare --name=toy"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SETS)
 def test_data_that_are_not_as_declared(case, tmp_path, capsys):
-    record, words = prepared.BAD_RECORDS[case]
-    prepared.write_set(tmp_path, [*prepared.good_records(3), record])
+    options, words = BAD_SETS[case]
+    if options is not None:
+        records = [*prepared.good_records(3), options.pop("records", prepared.good_records(1)[0])]
+        if "features" in options:
+            options = {"features": prepared.FEATURES | options["features"]}
+        prepared.write_set(tmp_path, records, **options)
     flags = ["--config.dataset.name=toy", f"--config.dataset.data_dir={tmp_path}", "--config.dataset.test_split=train"]
     assert main(["jacreg-train", *flags, "--config.compilation_cache=off", f"--workdir={tmp_path / 'run'}"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    for word in ("toy", "record 3", *words):
+    for word in ("config.dataset.name = 'toy'", *words):
+        assert word in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_corrupt_record_that_is_met_in_a_step_is_one_line_too(tmp_path, capsys, monkeypatch):
+    """A set too large for memory is read batch by batch."""
+    prepared.write_set(tmp_path, [*prepared.good_records(30), prepared.BAD_RECORDS["image that is text"][0]])
+    monkeypatch.setattr(setup, "load_dataset", functools.partial(setup.load_dataset, in_memory_bytes=0))
+    flags = ["--config.dataset.name=toy", f"--config.dataset.data_dir={tmp_path}", "--config.dataset.test_split=train"]
+    command = [flag for flag in arguments(tmp_path / "run", *flags) if ".synthetic." not in flag]
+    assert main([*command, "--config.compilation_cache=off"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    for word in ("config.dataset.name = 'toy'", "split 'train'", "record 30 is not as declared", "prepare it again"):
         assert word in err
