@@ -3,7 +3,7 @@
 from jacreg_train.telemetry.background import Background
 from jacreg_train.telemetry.memory import compiled_bytes, device_peak_bytes, resident_bytes
 from jacreg_train.telemetry.metric_names import METRICS, Metric
-from jacreg_train.telemetry.progress import ProgressWriter
+from jacreg_train.telemetry.progress import ForgivingConsole, ProgressWriter
 from jacreg_train.telemetry.run_record import (
     describe_device,
     describe_run,
@@ -19,6 +19,7 @@ from jacreg_train.telemetry.writers import JsonLinesWriter, MetricWriter, Writer
 __all__ = [
     "METRICS",
     "Background",
+    "ForgivingConsole",
     "JsonLinesWriter",
     "Metric",
     "MetricWriter",

@@ -1,9 +1,12 @@
 """A progress bar with the time left on a terminal; plain lines elsewhere."""
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -34,11 +37,32 @@ MOST_PENDING = 100  # lines that a stopped terminal keeps waiting; later ones ar
 _logger = logging.getLogger(__name__)
 
 
+class ForgivingConsole(Console):
+    """A console on standard output, which may go away (a closed pipe, a full disk): one warning, then silence."""
+
+    def __init__(self, *, quiet: bool = False):
+        super().__init__(file=sys.stdout, soft_wrap=True, highlight=False, quiet=quiet)
+
+    def print(self, *things: Any, **options: Any) -> None:
+        if self.quiet:
+            return
+        try:
+            super().print(*things, **options)
+            self.file.flush()
+        except (OSError, ValueError, SystemExit) as failure:  # a file that is closed; rich's answer to a closed pipe
+            self.quiet = True
+            reason = "nobody reads it" if isinstance(failure, SystemExit) else failure
+            _logger.warning("standard output takes no more (%s); training goes on", reason)
+            with suppress(OSError, ValueError):  # what is left in the buffer would fail again at the end
+                descriptor = self.file.fileno()
+                with open(os.devnull, "w") as nowhere:
+                    os.dup2(nowhere.fileno(), descriptor)
+
+
 class ProgressWriter:
     """Show how far a run is, its main metrics and the time left.
 
-    Shown by a thread: a terminal that is stopped, or a pipe that nobody reads, holds up nobody. A closed pipe or a
-    full disk under the output gives one warning, and nothing more is shown.
+    Shown by a thread: a terminal that is stopped, or a pipe that nobody reads, holds up nobody.
 
     Args:
         num_steps: the step at which the run ends.
@@ -47,10 +71,9 @@ class ProgressWriter:
     """
 
     def __init__(self, num_steps: int, *, first_step: int = 0, console: Console | None = None):
-        self._console = console or Console(file=sys.stdout, soft_wrap=True, highlight=False)
+        self._console = console or ForgivingConsole()
         self._num_steps = num_steps
         self._background = Background("progress")
-        self._broken = False
         self._timed_from: tuple[int, float] | None = None  # step and time of the first write: compilation is over
         self._bar: Progress | None = None
         if self._console.is_terminal:
@@ -78,24 +101,12 @@ class ProgressWriter:
 
     def close(self) -> None:
         if self._bar is not None:
-            stop = self._bar.stop
-            self._background.submit(lambda: self._safely(stop))
+            self._background.submit(self._bar.stop)
         self._background.close()
 
     def _later(self, show: Callable[[], None]) -> None:
-        if not self._broken and len(self._background) < MOST_PENDING:
-            self._background.submit(lambda: self._safely(show))
-
-    # Everything below runs in the thread, but for the time left.
-
-    def _safely(self, show: Callable[[], None]) -> None:
-        if self._broken:
-            return
-        try:
-            show()
-        except (OSError, ValueError) as failure:  # ValueError: the file is closed
-            self._broken = True
-            _logger.warning("the progress can no longer be shown (%s); training goes on", failure)
+        if len(self._background) < MOST_PENDING:
+            self._background.submit(show)
 
     def _update(self, step: int, text: str) -> None:
         assert self._bar is not None

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 from ml_collections import ConfigDict
-from rich.console import Console
 
 from jacreg_train.telemetry import (
+    ForgivingConsole,
     JsonLinesWriter,
     MetricWriter,
     ProgressWriter,
@@ -79,7 +79,7 @@ def train_and_evaluate(
     validate(config, num_devices=jax.device_count())
     run = setup.build(config)
     plain_config = config.to_dict()
-    console = Console(soft_wrap=True, highlight=False, quiet=not is_first())
+    console = ForgivingConsole(quiet=not is_first())
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         check_workdir = stack.enter_context(locked(workdir, f".lock{jax.process_index() or ''}"))
@@ -112,7 +112,9 @@ def train_and_evaluate(
             console.print(f"resuming {workdir} after step {first_step}", markup=False)
         writers = stack.enter_context(
             _closed_at_the_end(
-                _writers(config, workdir, run.num_steps, first_step, extra_writers, as_config(choice), check_workdir),
+                _writers(
+                    config, workdir, run.num_steps, first_step, extra_writers, as_config(choice), check_workdir, console
+                ),
                 workdir,
             )
         )
@@ -133,6 +135,7 @@ def train_and_evaluate(
             figures |= penalty_time_share(programs, state, batches.example(), config.log.penalty_share_rounds)
 
         names = names_of({"params": state.params}, changing(state))
+        learning_rate = jax.jit(run.schedule)  # op by op it would take milliseconds
         skipped_in_a_row, disk_is_slow = 0, False
         for step in range(first_step + 1, run.num_steps + 1):  # step: how many are done after this one
             due = _due(config, step, run.num_steps)
@@ -169,7 +172,7 @@ def train_and_evaluate(
             record: dict[str, float] = {}
             if due["log"]:
                 record |= norms | step_metrics | clock.take(config.batch_size) | figures
-                record |= {"train/learning_rate": run.schedule(step - 1), "train/epoch": batches.epoch}
+                record |= {"train/learning_rate": learning_rate(step - 1), "train/epoch": batches.epoch}
                 if config.on_nonfinite == "skip":
                     record["train/skipped_steps"] = state.skipped
                 record |= _gib("resident", resident_bytes()) | _gib("device_peak", device_peak_bytes())
@@ -238,6 +241,7 @@ def _writers(
     extra_writers: Iterable[MetricWriter],
     extra_config: dict[str, Any],
     check_workdir: Callable[[], None],
+    console: ForgivingConsole,
 ) -> WriterGroup:
     """The local record first: it is the durable one. Only the first process writes."""
     if not is_first():
@@ -249,7 +253,7 @@ def _writers(
             )
     except ValueError as error:
         raise ConfigError(f"{error}; repair the line or move the file away") from None
-    writers: list[MetricWriter] = [local_record, ProgressWriter(num_steps, first_step=first_step)]
+    writers: list[MetricWriter] = [local_record, ProgressWriter(num_steps, first_step=first_step, console=console)]
     if config.wandb.mode != "disabled":
         writers.append(
             WandbWriter(
