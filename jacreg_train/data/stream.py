@@ -5,8 +5,9 @@ a handful of integers and a resumed run sees the same examples, without any stat
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +27,8 @@ class BatchStream:
     """Endless shuffled batches, every example once per epoch; ``next(stream)`` gives one.
 
     Batches follow one another without regard to epochs: the one that reaches the end of a permutation goes
-    on in the next, so nothing is dropped and every batch is full. The batch after the one handed out is read
-    in a thread while the caller computes.
+    on in the next, so nothing is dropped and every batch is full. After ``read_ahead`` a thread reads the next batch
+    while the caller computes.
 
     Args:
         dataset: what to read.
@@ -35,12 +36,21 @@ class BatchStream:
         seed: decides all permutations.
         part: (which, of how many): only this one of so many equal parts of each batch is read, for one of several
             processes. The position is the whole batches'.
+        place: what becomes of a batch, in the thread: its way to the devices, say.
 
     Raises:
         DataError: a batch size that is not in ``[1, num_examples]`` or no multiple of the parts, or a negative seed.
     """
 
-    def __init__(self, dataset: Dataset, *, batch_size: int, seed: int, part: tuple[int, int] = (0, 1)):
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        batch_size: int,
+        seed: int,
+        part: tuple[int, int] = (0, 1),
+        place: Callable[[Batch], Any] = lambda batch: batch,
+    ):
         check_integer("batch_size", batch_size, minimum=1)
         check_integer("seed", seed, minimum=0)
         if batch_size > dataset.num_examples:
@@ -49,20 +59,24 @@ class BatchStream:
                 f" {dataset.num_examples}"
             )
         self._dataset, self._batch_size, self._seed = dataset, int(batch_size), int(seed)
-        self._part = _part_of(batch_size, part)
+        self._part, self._place = _part_of(batch_size, part), place
         self._position = 0
         self._order = functools.lru_cache(maxsize=2)(lambda epoch: epoch_order(self._seed, epoch, dataset.num_examples))
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="batch-stream")
-        self._ahead: dict[int, Future[Batch]] = {}
+        self._ahead: dict[int, Future[Any]] = {}
 
     def __iter__(self) -> "BatchStream":
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Any:
         batch = self._request(self._position).result()
         self._position += 1
-        self._ahead = {self._position: self._request(self._position)}
+        self._ahead = {}
         return batch
+
+    def read_ahead(self) -> None:
+        """Begin to read the next batch; returns at once. It fails, if so, when that batch is taken."""
+        self._ahead = {self._position: self._request(self._position)}
 
     @property
     def epoch(self) -> float:
@@ -100,10 +114,10 @@ class BatchStream:
             "num_examples": self._dataset.num_examples,
         }
 
-    def _request(self, position: int) -> "Future[Batch]":
+    def _request(self, position: int) -> "Future[Any]":
         if position in self._ahead:
             return self._ahead[position]
-        return self._worker.submit(lambda: self._dataset.read(self.indices(position)[self._part]))
+        return self._worker.submit(lambda: self._place(self._dataset.read(self.indices(position)[self._part])))
 
 
 def evaluation_batches(

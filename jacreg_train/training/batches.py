@@ -32,10 +32,15 @@ class Batches:
         seed: int,
     ):
         self._devices = devices
-        self._streams = {"train": BatchStream(train_data, batch_size=batch_size, seed=seed, part=devices.part)}
+        train = BatchStream(train_data, batch_size=batch_size, seed=seed, part=devices.part, place=devices.put_batch)
+        self._streams = {"train": train}
         if context_data is not None:
             self._streams["context"] = BatchStream(
-                context_data, batch_size=num_points, seed=seed + 1, part=devices.part
+                context_data,
+                batch_size=num_points,
+                seed=seed + 1,
+                part=devices.part,
+                place=lambda batch: devices.put_batch(batch["image"]),
             )
         of_part = lambda size: np.arange(size // devices.part[1])
         self._example = (
@@ -49,9 +54,14 @@ class Batches:
         return self._streams["train"].epoch
 
     def next(self) -> StepBatch:
-        """The next batch on the devices, of which each process reads its part; the one after it is read meanwhile."""
-        context = next(self._streams["context"])["image"] if "context" in self._streams else None
-        return self._devices.put_batch((next(self._streams["train"]), context))
+        """The next batch on the devices, of which each process reads its part."""
+        context = next(self._streams["context"]) if "context" in self._streams else None
+        return next(self._streams["train"]), context
+
+    def read_ahead(self) -> None:
+        """Begin to read the next batch and to bring it to the devices, in threads."""
+        for stream in self._streams.values():
+            stream.read_ahead()
 
     def example(self) -> StepBatch:
         """A batch of the same shapes, outside the streams: for compiling and timing."""

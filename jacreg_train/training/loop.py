@@ -138,7 +138,7 @@ def train_and_evaluate(
         learning_rate = jax.jit(run.schedule)  # op by op it would take milliseconds
         skipped_in_a_row, disk_is_slow = 0, False
         for step in range(first_step + 1, run.num_steps + 1):  # step: how many are done after this one
-            due = _due(config, step, run.num_steps)
+            due = _due(plain_config, step, run.num_steps)
             position = batches.get_state()
             with clock.data():
                 batch = batches.next()
@@ -147,7 +147,9 @@ def train_and_evaluate(
                 norms = jax.block_until_ready(programs.gradient_norms(state, *batch))
             kind, train_step = programs.train_step(step - 1)
             with clock.step(kind) as wait_for:
-                state, step_metrics = wait_for(train_step(state, *batch))
+                results = train_step(state, *batch)
+                batches.read_ahead()  # while the devices compute
+                state, step_metrics = wait_for(results)
             finite = np.asarray(step_metrics.pop("finite"))
             if finite.all():
                 skipped_in_a_row = 0
@@ -216,14 +218,14 @@ def train_and_evaluate(
     return summary
 
 
-def _due(config: ConfigDict, step: int, num_steps: int) -> dict[str, bool]:
+def _due(config: dict[str, Any], step: int, num_steps: int) -> dict[str, bool]:
     """What happens after a step; log, evaluation and checkpoint always happen after the last."""
     last = step == num_steps
-    share_every = config.log.penalty_share_every_steps
+    share_every = config["log"]["penalty_share_every_steps"]
     return {
-        "log": last or step % config.log.every_steps == 0,
-        "evaluate": last or step % config.evaluation.every_steps == 0,
-        "save": last or step % config.checkpoint.every_steps == 0,
+        "log": last or step % config["log"]["every_steps"] == 0,
+        "evaluate": last or step % config["evaluation"]["every_steps"] == 0,
+        "save": last or step % config["checkpoint"]["every_steps"] == 0,
         "share": not last and share_every is not None and step % share_every == 0,
     }
 

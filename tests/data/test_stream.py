@@ -1,3 +1,4 @@
+import threading
 from typing import Any
 
 import numpy as np
@@ -76,8 +77,28 @@ def test_an_error_while_reading_reaches_the_caller():
 
     stream = data.BatchStream(data.Dataset("broken", N, (2, 2, 1), N, read), **ARGUMENTS)
     for _ in range(2):
+        stream.read_ahead()
         with pytest.raises(data.DataError, match="record 3"):
             next(stream)
+
+
+def test_the_next_batch_is_read_and_placed_in_a_thread_and_once():
+    dataset, threads, begun = counting(), [], threading.Event()
+
+    def place(batch):
+        threads.append(threading.current_thread())
+        begun.set()
+        return batch["label"].tolist()
+
+    stream = data.BatchStream(dataset, **ARGUMENTS, place=place)
+    assert next(stream) == ORDER[:4]
+    begun.clear()
+    stream.read_ahead()
+    assert begun.wait(10)
+    assert stream.get_state()["position"] == 1  # what is ahead was not handed out
+    assert next(stream) == ORDER[4:]
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
 
 
 @pytest.mark.parametrize(

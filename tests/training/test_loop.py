@@ -5,10 +5,12 @@ import os
 import signal
 import time
 
+import jax
 import numpy as np
 import pytest
 
 from jacreg_train.telemetry import read_records
+from jacreg_train.training.batches import Batches
 from jacreg_train.training.checkpoints import Checkpoints
 from jacreg_train.training.errors import ConfigError, Diverged, Interrupted
 from jacreg_train.training.loop import train_and_evaluate
@@ -43,8 +45,6 @@ def final_state(config, workdir):
 
 
 def assert_same_bits(one, two):
-    import jax
-
     leaves = lambda state: jax.tree.leaves((state.params, state.opt_state, state.model_state, state.step))
     for a, b in zip(leaves(one), leaves(two), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -114,6 +114,15 @@ def test_ten_steps_are_five_stopped_and_five_more_to_the_bit(config, tmp_path, m
     last, parts_last = (read_records(tmp_path / p)[-1] for p in ("whole", "parts"))
     for name in ("train/loss", "test/nll", "test/squared_jacobian_norm", "train/epoch", "train/learning_rate"):
         assert last[name] == parts_last[name]
+
+
+def test_the_next_batch_is_read_while_the_step_runs(config, tmp_path, monkeypatch):
+    events = []
+    wait, read_ahead = jax.block_until_ready, Batches.read_ahead
+    monkeypatch.setattr(jax, "block_until_ready", lambda results: (events.append("waits"), wait(results))[1])
+    monkeypatch.setattr(Batches, "read_ahead", lambda self: (events.append("reads"), read_ahead(self))[1])
+    train_and_evaluate(config, tmp_path)
+    assert events == ["reads", "waits"] * config.num_steps
 
 
 def test_a_finished_run_is_left_as_it_is(config, tmp_path):
