@@ -17,6 +17,7 @@ failure of the program; 143 after SIGTERM and 130 after Ctrl-C, both with a chec
 """
 
 import difflib
+import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -55,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
     from jacreg_train.training.processes import connect
     from jacreg_train.training.validation import check_overrides
 
+    logging.getLogger("absl").addFilter(_is_no_account_of_orbax)
     try:
         connect(**processes)
         start_up(compilation_cache=config.compilation_cache, workdir=workdir)
@@ -98,7 +100,10 @@ def parse(argv: Sequence[str]) -> tuple[ConfigDict, list[str], Path]:
         the flags refuse, or the config file's own mistakes.
     """
     argv = [argv[0], *flags.FLAGS.read_flags_from_files(list(argv[1:]), force_gnu=False)]  # --flagfile
-    given = [value for value in _values(argv, "config") if value]
+    for name in ("config", "workdir"):
+        if "" in _values(argv, name):
+            raise ValueError(f"--{name} has no value; give one, or leave the flag out")
+    given = _values(argv, "config")
     chosen = given[-1] if given else DEFAULT_CONFIG
     rest = _without(argv, "config")
     full = [rest[0], f"--config={_config_file(chosen)}", *rest[1:]]
@@ -196,6 +201,17 @@ def _unknown_field(argv: Sequence[str]) -> str | None:
     return None
 
 
+def _is_no_account_of_orbax(record: logging.LogRecord) -> bool:
+    """Orbax logs a failure with several tracebacks and raises it, too; the one line about that is enough."""
+    return not (record.levelno >= logging.ERROR and "orbax" in record.pathname)
+
+
+def _say_unless_of_a_closed_loop(unraisable: Any) -> None:
+    """TensorStore tells of each array of a failed checkpoint to an event loop that the failure has closed."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
+
+
 def _refuse(error: BaseException | str) -> int:
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
     print(f"jacreg-train: {' '.join(str(text).split())}", file=sys.stderr)
@@ -204,6 +220,7 @@ def _refuse(error: BaseException | str) -> int:
 
 def run() -> None:
     """The console script."""
+    sys.unraisablehook = _say_unless_of_a_closed_loop
     try:
         sys.exit(main(sys.argv))
     except KeyboardInterrupt:  # before the loop has taken the signals over

@@ -53,6 +53,8 @@ def elsewhere(tmp_path, monkeypatch):
         (["--config.dataset.name=nosuchset", "--config.dataset.data_dir=."], ["nosuchset", "run: "]),
         (["--config=nothing.py"], ["--config=nothing.py", "configs/digits_cnn.py"]),
         (["--config=nothing.json"], ["--config=nothing.json"]),
+        (["--config="], ["--config has no value"]),
+        (["--workdir="], ["--workdir has no value"]),
         (["--nosuchflag=1"], ["nosuchflag"]),
         (["word"], ["'word' is no flag"]),
         (["--flagfile=nothing"], ["nothing"]),

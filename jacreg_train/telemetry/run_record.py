@@ -59,19 +59,19 @@ def write_run_record(workdir: str | os.PathLike, config: Mapping[str, Any], argv
 
 
 def read_run_record(workdir: str | os.PathLike) -> dict[str, Any]:
-    """The content of `run.json`; empty where there is none or where it is damaged."""
+    """The content of `run.json`; empty where there is none or where it cannot be read."""
     return _read_object(Path(workdir) / RUN_FILE)
 
 
 def read_config(workdir: str | os.PathLike) -> dict[str, Any]:
-    """The content of `config.json`; empty where there is none or where it is damaged."""
+    """The content of `config.json`; empty where there is none or where it cannot be read."""
     return _read_object(Path(workdir) / CONFIG_FILE)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

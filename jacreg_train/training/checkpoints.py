@@ -40,6 +40,9 @@ class Checkpoints:
       keep_latest: how many of the newest are kept.
       keep_best: how many of those with the highest test accuracy are kept beside them.
       check_workdir: called before each write; what it raises is raised by the next call here.
+
+    Raises:
+      ConfigError: the folder of the checkpoints cannot be made.
     """
 
     def __init__(
@@ -50,6 +53,10 @@ class Checkpoints:
             n=keep_best,
             keep_checkpoints_without_metrics=False,
         )
+        try:
+            (workdir / FOLDER).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--workdir={workdir}: its {FOLDER} cannot be written ({error.strerror})") from None
         self._workdir = workdir
         self._check_workdir = check_workdir
         self._background = Background("checkpoints") if jax.process_count() == 1 else None

@@ -34,6 +34,8 @@ FREE_FIELDS = (
     "wandb.",
 )
 
+GLOB_CHARACTERS = frozenset("*?[")  # Orbax looks for the parts of a checkpoint by patterns
+
 
 @contextlib.contextmanager
 def locked(workdir: Path, name: str = ".lock") -> Iterator[Callable[[], None]]:
@@ -43,8 +45,13 @@ def locked(workdir: Path, name: str = ".lock") -> Iterator[Callable[[], None]]:
       As context: a check that raises WorkdirError once the folder is gone, or another one is in its place.
 
     Raises:
-      ConfigError: the folder cannot be written, or another run holds it.
+      ConfigError: the folder cannot be written, another run holds it, or checkpoints cannot lie there.
     """
+    if set(str(workdir.absolute())) & GLOB_CHARACTERS:
+        raise ConfigError(
+            f"--workdir={workdir}: the path {workdir.absolute()} has one of {' '.join(sorted(GLOB_CHARACTERS))}, where"
+            " checkpoints would not be whole; choose another"
+        )
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         file = open(workdir / name, "w")  # noqa: SIM115 - held open below

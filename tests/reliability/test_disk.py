@@ -120,7 +120,9 @@ def test_a_full_disk_stops_the_run_on_one_line_and_the_same_command_goes_on(smal
     wait_until(process, filled)
     _, err = process.communicate(timeout=240)  # it ends by itself
     assert process.returncode == 1
-    assert re.match(rf"jacreg-train: --workdir={workdir}: .*cannot be written \(.*", err.splitlines()[-1])
+    assert "Traceback" not in err
+    (told,) = [line for line in err.splitlines() if line.startswith("jacreg-train: ")]
+    assert re.match(rf"jacreg-train: --workdir={workdir}: .*cannot be written \(.*", told)
     before = last_step(workdir)
     (small_disk / "filler").unlink()
     code, out, err = run(workdir, f"--config.num_steps={before + 20}", "--config.optimizer.decay_steps=50", cache)
@@ -171,3 +173,33 @@ def test_a_damaged_line_in_the_record_or_a_damaged_config_is_told(capsys, tmp_pa
     config.write_text("{")
     assert "config.json is damaged" in refusal(capsys, tmp_path, *flags)
     assert config.read_text() == "{"
+
+
+IN_THE_WAY = {
+    "checkpoints": ("checkpoints cannot be written", 2),
+    ".lock": ("cannot be written", 2),
+    "config.json": ("config.json is damaged", 2),
+    "run.json": ("the run's record cannot be written", 1),
+    "metrics.jsonl": ("the metrics cannot be written", 1),
+}
+
+
+@pytest.mark.parametrize("name", IN_THE_WAY)
+def test_what_is_in_the_way_in_the_folder_is_told_on_one_line(name, capsys, tmp_path):
+    told, code = IN_THE_WAY[name]
+    if name == "checkpoints":
+        (tmp_path / name).write_text("")
+    else:
+        (tmp_path / name).mkdir()
+    assert main(arguments(tmp_path, "--config.compilation_cache=off")) == code
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert f"--workdir={tmp_path}: " in err
+    assert told in err
+
+
+def test_a_path_that_would_break_checkpoints_is_refused(capsys, tmp_path):
+    """Orbax looks for a checkpoint's parts by a pattern that the whole path is in."""
+    workdir = tmp_path / "seed[1]"
+    assert f"--workdir={workdir}: " in refusal(capsys, workdir)
+    assert not workdir.exists()
