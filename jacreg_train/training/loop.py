@@ -42,7 +42,7 @@ from jacreg_train.training.summary import print_summary, summarize
 from jacreg_train.training.validation import validate
 from jacreg_train.training.workdir import check_same_config, failures_named, locked
 
-PATIENCE_S = 0.4  # how long a checkpoint waits for the record's and the last checkpoint's writes, each
+PATIENCE_S = 0.3  # how long a checkpoint waits for the record's and the last checkpoint's writes, each
 NO_METRICS = "the metrics cannot be written"
 MOST_SKIPPED_IN_A_ROW = 100  # of steps; a run that skips more is stuck
 

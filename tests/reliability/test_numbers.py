@@ -90,6 +90,18 @@ def test_stop_names_the_step_the_part_and_the_array_and_skip_goes_on_from_there(
     assert "the step is skipped" in caplog.text
 
 
+def test_where_the_last_good_state_cannot_be_kept_that_is_told_too(tmp_path, bad_on_bright_batches, monkeypatch):
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Checkpoints, "_write", full)
+    told = (
+        r"step \d+: train/penalty is nan, .*; --workdir=.*: a checkpoint cannot be written \(No space left on device\)"
+    )
+    with pytest.raises(Diverged, match=told):
+        train_and_evaluate(config_of(tmp_path), tmp_path)
+
+
 def test_a_run_that_only_skips_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr("jacreg_train.training.loop.MOST_SKIPPED_IN_A_ROW", 3)
     flags = ("--config.optimizer.learning_rate=1e30", "--config.optimizer.name=sgd", "--config.on_nonfinite=skip")

@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 
 import pytest
 
-from jacreg_train.telemetry import JsonLinesWriter, WriterGroup, read_records
+from jacreg_train.telemetry import JsonLinesWriter, WriterGroup, read_records, writers
 
 
 def write_steps(path, steps, **arguments):
@@ -119,6 +121,23 @@ def test_a_full_disk_is_raised_and_tears_no_line(tmp_path, monkeypatch):
     writer.write(3, {"train/loss": 3.0})
     writer.close()
     assert steps_of(tmp_path) == [1, 3]
+
+
+def test_a_disk_that_does_not_answer_holds_up_no_write_and_not_everything_is_kept_waiting(tmp_path, monkeypatch):
+    answers = threading.Event()
+    writer = JsonLinesWriter(tmp_path / "metrics.jsonl", check=answers.wait)
+    monkeypatch.setattr(writers, "MOST_PENDING", 5)
+    for step in range(5):
+        start = time.monotonic()
+        writer.write(step, {"train/loss": 1.0})
+        assert time.monotonic() - start < 1
+    assert not writer.flush(0)
+    with pytest.raises(OSError, match=r"5 records wait to be written to .*metrics\.jsonl; does the disk answer\?"):
+        writer.write(5, {"train/loss": 1.0})
+    answers.set()
+    assert writer.flush()
+    assert steps_of(tmp_path) == list(range(5))
+    writer.close()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
