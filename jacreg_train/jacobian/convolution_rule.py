@@ -10,7 +10,7 @@ from jax import Array, lax
 from jax.extend import core
 from jaxtyping import Float
 
-from jacreg_train.jacobian import norms
+from jacreg_train.jacobian import norms, tiles
 from jacreg_train.jacobian.example_convolutions import kernel_gradient_each
 from jacreg_train.jacobian.geometry import Geometry
 from jacreg_train.jacobian.trees import accumulation_dtype
@@ -25,6 +25,8 @@ def convolution_form(eqn: core.JaxprEqn, cotangents: int) -> norms.Form:
     positions, patch = batch * math.prod(geometry.outputs), features * geometry.kernel_size
     gram_features = features + geometry.kernel_size if _is_pixelwise(geometry, batch) else patch
     form = norms.cheapest_form(positions, patch, outputs, cotangents, gram_features)
+    if form.name == "kernel gradient" and tiles.serve(geometry, features):
+        return form._replace(cost=3 * cotangents * batch * tiles.products(geometry) * features * outputs)
     return form._replace(cost=geometry.groups * form.cost)
 
 

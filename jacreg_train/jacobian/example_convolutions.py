@@ -2,13 +2,14 @@
 
 A batch of convolutions with a kernel each is a grouped convolution, which is slow everywhere. On CPU a loop over
 examples, each step one canonical convolution whose operands stay in the cache, runs at the speed of the plain batched
-one. Elsewhere one matrix product per kernel entry serves all examples. The three functions are each other's
-derivatives.
+one, or faster over tiles. Elsewhere one matrix product per kernel entry serves all examples. The three functions are
+each other's derivatives.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float
 
+from jacreg_train.jacobian import tiles
 from jacreg_train.jacobian.convolutions import canonical_numbers, canonicalize_convolutions
 from jacreg_train.jacobian.geometry import Geometry
 
@@ -24,7 +26,12 @@ Kernels = Float[Array, "n *kernel c go"]
 Outputs = Float[Array, "n b *out go"]
 
 
-def _of_one(geometry: Geometry, x: Float[Array, "b *space gc"], kernel: Float[Array, "*kernel c go"]):
+def _transposed(function: Callable[[Array], Array], shape: tuple[int, ...], cotangent: Array) -> Array:
+    """The cotangent of a linear function's argument of the given shape."""
+    return jax.linear_transpose(function, jax.ShapeDtypeStruct(shape, cotangent.dtype))(cotangent)[0]
+
+
+def _convolution_of_one(geometry: Geometry, x: Float[Array, "b *space gc"], kernel: Float[Array, "*kernel c go"]):
     return lax.conv_general_dilated(
         x,
         kernel,
@@ -38,7 +45,7 @@ def _of_one(geometry: Geometry, x: Float[Array, "b *space gc"], kernel: Float[Ar
     )
 
 
-def _of_all(geometry: Geometry, x: Inputs, kernels: Kernels) -> Outputs:
+def _convolution_of_all(geometry: Geometry, x: Inputs, kernels: Kernels) -> Outputs:
     padded, groups = geometry.padded(x), geometry.groups
     split = lambda value: value.reshape(*value.shape[:-1], groups, value.shape[-1] // groups)
     total: Any = 0.0
@@ -46,15 +53,6 @@ def _of_all(geometry: Geometry, x: Inputs, kernels: Kernels) -> Outputs:
         seen, entry = split(geometry.shifted(padded, offset)), split(kernels[(slice(None), *offset)])
         total = total + jnp.einsum("n...gc,ncgo->n...go", seen, entry, precision=geometry.precision)
     return jnp.reshape(total, (*total.shape[:-2], kernels.shape[-1]))
-
-
-def _input_shape(geometry: Geometry, cotangents: Outputs, kernels: Kernels) -> tuple[int, ...]:
-    n, batch = cotangents.shape[:2]
-    return (n, batch, *geometry.inputs, geometry.groups * kernels.shape[-2])
-
-
-def _kernel_shape(geometry: Geometry, x: Inputs, cotangents: Outputs) -> tuple[int, ...]:
-    return (len(x), *geometry.kernel, x.shape[-1] // geometry.groups, cotangents.shape[-1])
 
 
 def _by_platform(one, every, *operands):
@@ -66,33 +64,70 @@ def _by_platform(one, every, *operands):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def convolve_each(geometry: Geometry, x: Inputs, kernels: Kernels) -> Outputs:
     """Each example convolved with its own kernel."""
-    return _by_platform(functools.partial(_of_one, geometry), functools.partial(_of_all, geometry), x, kernels)
+
+    def of_one(x, kernel):
+        if tiles.serve(geometry, x.shape[-1]):
+            shape = (len(x), *geometry.outputs, kernel.shape[-1])
+            return _transposed(functools.partial(tiles.kernel_gradient, geometry, x), shape, kernel)
+        return _convolution_of_one(geometry, x, kernel)
+
+    return _by_platform(of_one, functools.partial(_convolution_of_all, geometry), x, kernels)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def input_gradient_each(geometry: Geometry, cotangents: Outputs, kernels: Kernels) -> Inputs:
     """The cotangent of `convolve_each`'s input."""
-    shape = _input_shape(geometry, cotangents, kernels)
+    n, batch = cotangents.shape[:2]
+    shape = (batch, *geometry.inputs, geometry.groups * kernels.shape[-2])
 
-    def transpose(function, shape):
-        x = jax.ShapeDtypeStruct(shape, cotangents.dtype)
-        return lambda bar, kernel: jax.linear_transpose(lambda x: function(geometry, x, kernel), x)(bar)[0]
+    def of_one(bar, kernel):
+        if tiles.serve(geometry, shape[-1]):
+            return _transposed(lambda x: tiles.kernel_gradient(geometry, x, bar), shape, kernel)
+        return _transposed(lambda x: _convolution_of_one(geometry, x, kernel), shape, bar)
 
-    return _by_platform(transpose(_of_one, shape[1:]), transpose(_of_all, shape), cotangents, kernels)
+    def of_all(bars, kernels):
+        return _transposed(lambda x: _convolution_of_all(geometry, x, kernels), (n, *shape), bars)
+
+    return _by_platform(of_one, of_all, cotangents, kernels)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def kernel_gradient_each(geometry: Geometry, x: Inputs, cotangents: Outputs) -> Kernels:
     """The cotangent of `convolve_each`'s kernels."""
-    shape = _kernel_shape(geometry, x, cotangents)
+    shape = (*geometry.kernel, x.shape[-1] // geometry.groups, cotangents.shape[-1])
 
-    def transpose(function, shape):
-        kernel = jax.ShapeDtypeStruct(shape, x.dtype)
-        return lambda x, bar: jax.linear_transpose(lambda kernel: function(geometry, x, kernel), kernel)(bar)[0]
+    def of_one(x, bar):
+        if tiles.serve(geometry, x.shape[-1]):
+            return tiles.kernel_gradient(geometry, x, bar)
+        return _transposed(lambda kernel: _convolution_of_one(geometry, x, kernel), shape, bar)
 
-    return _by_platform(transpose(_of_one, shape[1:]), transpose(_of_all, shape), x, cotangents)
+    def of_all(x, bars):
+        return _transposed(lambda kernels: _convolution_of_all(geometry, x, kernels), (len(x), *shape), bars)
+
+    return _by_platform(of_one, of_all, x, cotangents)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _pull_kernel_gradient_each(geometry: Geometry, x: Inputs, cotangents: Outputs, bars: Kernels):
+    """The cotangents of `kernel_gradient_each`'s operands, in one loop: over tiles they share transformations."""
+
+    def of_one(x, cotangent, bar):
+        if tiles.serve(geometry, x.shape[-1]):
+            return jax.vjp(functools.partial(tiles.kernel_gradient, geometry), x, cotangent)[1](bar)
+        of_input = lambda x: _convolution_of_one(geometry, x, bar)
+        return _transposed(of_input, x.shape, cotangent), of_input(x)
+
+    return _by_platform(of_one, functools.partial(_pull_separately, geometry), x, cotangents, bars)
+
+
+def _pull_separately(geometry: Geometry, x: Inputs, cotangents: Outputs, bars: Kernels):
+    return input_gradient_each(geometry, cotangents, bars), convolve_each(geometry, x, bars)
+
+
+_pull_kernel_gradient_each.defvjp(
+    lambda geometry, *operands: (_pull_kernel_gradient_each(geometry, *operands), operands),
+    lambda geometry, operands, bar: jax.vjp(functools.partial(_pull_separately, geometry), *operands)[1](bar),
+)
 convolve_each.defvjp(
     lambda geometry, x, kernels: (convolve_each(geometry, x, kernels), (x, kernels)),
     lambda geometry, saved, bar: (
@@ -112,8 +147,5 @@ input_gradient_each.defvjp(
 )
 kernel_gradient_each.defvjp(
     lambda geometry, x, cotangents: (kernel_gradient_each(geometry, x, cotangents), (x, cotangents)),
-    lambda geometry, saved, bar: (
-        input_gradient_each(geometry, saved[1], bar),
-        convolve_each(geometry, saved[0], bar),
-    ),
+    lambda geometry, saved, bar: _pull_kernel_gradient_each(geometry, *saved, bar),
 )

@@ -55,6 +55,11 @@ class Geometry:
         return math.prod(self.kernel)
 
     @property
+    def num_outputs(self) -> int:
+        """How many output positions there are."""
+        return math.prod(self.outputs)
+
+    @property
     def is_dense(self) -> bool:
         """Whether neighbouring output positions see neighbouring pixels: stride 1 and no dilated input."""
         return all(s == 1 for s in (*self.strides, *self.input_dilation))

@@ -140,6 +140,15 @@ def depends_on_arguments(fun: Callable[..., Any], *arguments: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(shapes), depends)
 
 
+def with_dependence(fun: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
+    """`fun(*arguments)`, and in its structure for each leaf whether it may depend on the arguments; by one trace."""
+    jaxpr, shapes = jax.make_jaxpr(fun, return_shape=True)(*arguments)
+    outputs = evaluate(jaxpr, jax.tree.leaves(arguments))
+    depends = _flow(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.invars))
+    structure = jax.tree.structure(shapes)
+    return jax.tree.unflatten(structure, outputs), jax.tree.unflatten(structure, depends)
+
+
 def needed_equations(jaxpr: core.Jaxpr) -> list[int]:
     """Indices of the equations that the outputs need, in order."""
     live = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}

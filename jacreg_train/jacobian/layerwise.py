@@ -7,7 +7,7 @@ The literature calls this ghost norms (Goodfellow 2015, Li et al. 2022) or struc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jax.extend import core
 from jaxtyping import Float
 
 from jacreg_train.jacobian.convolutions import close_convolutions, convolve
+from jacreg_train.jacobian.cotangents import vjp_of_several
 from jacreg_train.jacobian.estimate import Estimator
 from jacreg_train.jacobian.jaxprs import evaluate_equation, is_inexact, read
 from jacreg_train.jacobian.known_parts import known_squared_norm
@@ -82,12 +83,12 @@ def _params_pullback(apply_fn, params, inputs, split):
         for contact in structure.contacts
     ]
     shifts = vary(shifts, varying_axes(params, inputs))
-    outputs, pull, activations = jax.vjp(lambda shifts: forward(rows, shifts), shifts, has_aux=True)
+    outputs, activations, pull = vjp_of_several(lambda shifts, rows: forward(rows, shifts), shifts, rows)
 
     known = _known_norms(structure, shared, activations) if split else {}
 
     def squared_norms(cotangents):
-        (at_contacts,) = _pull_each(pull, cotangents)
+        (at_contacts,) = pull(cotangents)
         zero = jnp.zeros(cotangents.shape[:2], accumulation_dtype(cotangents.dtype))
         free = _free_norms(structure, shared, activations, at_contacts, known)
         return sum(free + _pulled_norms(structure, leaves, shared, activations, at_contacts), start=zero)
@@ -219,21 +220,15 @@ def inputs_pullback(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> tuple[
     floats, rest, join = differentiated_leaves(inputs, "inputs")
     jax.eval_shape(jax.vmap(one_example(apply_fn), (None, 0)), params, inputs)  # raises where it is unusable
     apply_batch = close_convolutions(apply_fn)
-    outputs, pull = jax.vjp(lambda floats: apply_batch(params, join(floats, rest)), floats)
+    apply_floats = lambda floats, rest: (apply_batch(params, join(floats, rest)), None)
+    outputs, _, pull = vjp_of_several(apply_floats, floats, rest)
 
     def squared_norms(cotangents):
-        (bars,) = _pull_each(pull, cotangents)
+        (bars,) = pull(cotangents)
         zero = jnp.zeros(cotangents.shape[:2], accumulation_dtype(cotangents.dtype))
         return sum((squared_sum(bar, 2) for bar in bars), start=zero)
 
     return outputs, squared_norms
-
-
-def _pull_each(pull: Callable[..., PyTree], cotangents: Float[Array, "k n ..."]) -> PyTree:
-    """The pullback of each cotangent; of a single one without a batch axis, which costs."""
-    if len(cotangents) == 1:
-        return jax.tree.map(lambda bar: bar[None], pull(cotangents[0]))
-    return jax.vmap(pull)(cotangents)
 
 
 def split_inputs_pullback(

@@ -10,7 +10,7 @@ import jax
 from bench import flops, measure
 from bench.cases import MODEL_CASES, NUM_CLASSES, Case, make_case
 from bench.measure import Program
-from bench.methods import Method, estimator
+from bench.methods import EXAMPLE_CHUNK, Method, estimator
 from bench.results import Results
 from bench.steps import training_step
 from bench.table import Settings
@@ -18,6 +18,7 @@ from bench.table import Settings
 COTANGENT = Method(estimator("stochastic"))
 TANGENT = Method(estimator("stochastic", probe="tangent"))
 LAYERWISE = Method(estimator("layerwise"))
+IN_CHUNKS = Method(estimator("layerwise", example_chunk=EXAMPLE_CHUNK))
 
 
 def add_target(results: Results, name: str, ratio: float, target: float | None, **more: Any) -> None:
@@ -66,8 +67,8 @@ def cotangent(results: Results, settings: Settings, model: str, n: int) -> None:
 
 def all_outputs(results: Results, settings: Settings, model: str, n: int) -> None:
     limits: dict[str, Any] = {"most_time": 16.0, "most_flops": 12.5}
-    title = f"all K = {NUM_CLASSES} outputs exactly"
-    gradient(results, settings, model, n, LAYERWISE, title, _cotangents(NUM_CLASSES), **limits)
+    title = f"all K = {NUM_CLASSES} outputs exactly, example_chunk = {EXAMPLE_CHUNK}"
+    gradient(results, settings, model, n, IN_CHUNKS, title, _cotangents(NUM_CLASSES), **limits)
 
 
 def tangent(results: Results, settings: Settings, model: str, n: int) -> None:
