@@ -40,6 +40,11 @@ RANGES = {
     "num_epochs": "(0, inf)",
     "batch_size": "[1, inf)",
     "mesh.model": "[1, inf)",
+    # Far beyond any use: a slip of the keyboard must not compile for minutes.
+    "dataset.synthetic.num_classes": "[1, 1000000]",
+    "dataset.synthetic.num_examples": "[1, 100000000]",
+    "model.cnn.kernel_size": "[1, 99]",
+    "model.haiku_cnn.kernel_size": "[1, 99]",
     "jacobian.weight": "[0, inf)",
     "jacobian.batch_size": "[1, inf)",
     "jacobian.every_steps": "[1, inf)",
