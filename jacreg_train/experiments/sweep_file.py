@@ -38,6 +38,10 @@ _MAX_GRID = 10_000
 class SweepError(ValueError):
     """A mistake in a sweep or its file: one line with field, value and choices."""
 
+    def __init__(self, message: str):
+        # Names come from the file: whatever they hold, the message stays one line.
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
+
 
 @dataclass(frozen=True)
 class Parameter:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jacreg_train.experiments.sweep_file import SweepError, parse_sweep, read_sweep, to_flags
@@ -217,6 +217,7 @@ FIELDS = ["method", "metric", "parameters", "early_terminate", "run_cap", "comma
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(field=st.sampled_from(FIELDS), tree=TREES)
+@example(field="metric", tree={"\n": None})
 def test_any_content_is_read_or_refused(field, tree):
     try:
         parse_sweep(content(**{field: tree}))
