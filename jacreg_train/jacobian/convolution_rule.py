@@ -22,7 +22,7 @@ def convolution_form(eqn: core.JaxprEqn, cotangents: int) -> norms.Form:
     features = eqn.invars[0].aval.shape[numbers.lhs_spec[1]] // geometry.groups
     outputs = eqn.outvars[0].aval.shape[numbers.out_spec[1]] // geometry.groups
     batch = eqn.outvars[0].aval.shape[numbers.out_spec[0]]
-    positions, patch = batch * math.prod(geometry.outputs), features * geometry.kernel_size
+    positions, patch = batch * geometry.num_outputs, features * geometry.kernel_size
     gram_features = features + geometry.kernel_size if _is_pixelwise(geometry, batch) else patch
     form = norms.cheapest_form(positions, patch, outputs, cotangents, gram_features)
     if form.name == "kernel gradient" and tiles.serve(geometry, features):
@@ -122,8 +122,7 @@ def _gram_of_pixels(geometry: Geometry, inputs: Float[Array, "n 1 *space gc"]) -
                 for k in range(geometry.kernel[axis])
             ],
         )
-    positions = math.prod(geometry.outputs)
-    return matrix.reshape(len(matrix), positions, positions)
+    return matrix.reshape(len(matrix), geometry.num_outputs, geometry.num_outputs)
 
 
 def _slice_axes(value: Array, axes: tuple[int, ...], start: int, size: int) -> Array:

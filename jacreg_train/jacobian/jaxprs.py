@@ -135,18 +135,20 @@ def _flow(jaxpr: core.Jaxpr, touched: Sequence[bool]) -> list[bool]:
 
 def depends_on_arguments(fun: Callable[..., Any], *arguments: Any) -> Any:
     """For each leaf of `fun`'s result, in the result's structure, whether it may depend on the arguments."""
-    jaxpr, shapes = jax.make_jaxpr(fun, return_shape=True)(*arguments)
-    depends = _flow(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.invars))
-    return jax.tree.unflatten(jax.tree.structure(shapes), depends)
+    return _trace_dependence(fun, *arguments)[2]
 
 
 def with_dependence(fun: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
-    """`fun(*arguments)`, and in its structure for each leaf whether it may depend on the arguments; by one trace."""
+    """`fun(*arguments)` and `depends_on_arguments`, by one trace."""
+    jaxpr, structure, depends = _trace_dependence(fun, *arguments)
+    return jax.tree.unflatten(structure, evaluate(jaxpr, jax.tree.leaves(arguments))), depends
+
+
+def _trace_dependence(fun: Callable[..., Any], *arguments: Any) -> tuple[core.ClosedJaxpr, Any, Any]:
     jaxpr, shapes = jax.make_jaxpr(fun, return_shape=True)(*arguments)
-    outputs = evaluate(jaxpr, jax.tree.leaves(arguments))
-    depends = _flow(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.invars))
     structure = jax.tree.structure(shapes)
-    return jax.tree.unflatten(structure, outputs), jax.tree.unflatten(structure, depends)
+    depends = _flow(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.invars))
+    return jaxpr, structure, jax.tree.unflatten(structure, depends)
 
 
 def needed_equations(jaxpr: core.Jaxpr) -> list[int]:
