@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
@@ -25,7 +26,7 @@ def convolution_form(eqn: core.JaxprEqn, cotangents: int) -> norms.Form:
     positions, patch = batch * geometry.num_outputs, features * geometry.kernel_size
     gram_features = features + geometry.kernel_size if _is_pixelwise(geometry, batch) else patch
     form = norms.cheapest_form(positions, patch, outputs, cotangents, gram_features)
-    if form.name == "kernel gradient" and tiles.serve(geometry, features):
+    if form.name == "kernel gradient" and tiles.serve(geometry, features, cotangents):
         return form._replace(cost=3 * cotangents * batch * tiles.products(geometry) * features * outputs)
     return form._replace(cost=geometry.groups * form.cost)
 
@@ -87,7 +88,8 @@ def _kernel_gradients(
     count, *middle, outputs = cotangents.shape
     cotangents = jnp.moveaxis(cotangents.reshape(count, *middle, groups, outputs // groups), 0, -2)
     merged = cotangents.reshape(*middle, count * outputs).astype(dtype)
-    kernels = kernel_gradient_each(geometry, inputs.astype(dtype), merged)
+    is_tiled = tiles.serve(geometry, inputs.shape[-1], count)
+    kernels = kernel_gradient_each(dataclasses.replace(geometry, is_tiled=is_tiled), inputs.astype(dtype), merged)
     return kernels.reshape(*kernels.shape[:-1], groups, count, outputs // groups)
 
 

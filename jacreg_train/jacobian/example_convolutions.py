@@ -66,7 +66,7 @@ def convolve_each(geometry: Geometry, x: Inputs, kernels: Kernels) -> Outputs:
     """Each example convolved with its own kernel."""
 
     def of_one(x, kernel):
-        if tiles.serve(geometry, x.shape[-1]):
+        if geometry.is_tiled:
             shape = (len(x), *geometry.outputs, kernel.shape[-1])
             return _transposed(functools.partial(tiles.kernel_gradient, geometry, x), shape, kernel)
         return _convolution_of_one(geometry, x, kernel)
@@ -81,7 +81,7 @@ def input_gradient_each(geometry: Geometry, cotangents: Outputs, kernels: Kernel
     shape = (batch, *geometry.inputs, geometry.groups * kernels.shape[-2])
 
     def of_one(bar, kernel):
-        if tiles.serve(geometry, shape[-1]):
+        if geometry.is_tiled:
             return _transposed(lambda x: tiles.kernel_gradient(geometry, x, bar), shape, kernel)
         return _transposed(lambda x: _convolution_of_one(geometry, x, kernel), shape, bar)
 
@@ -97,7 +97,7 @@ def kernel_gradient_each(geometry: Geometry, x: Inputs, cotangents: Outputs) -> 
     shape = (*geometry.kernel, x.shape[-1] // geometry.groups, cotangents.shape[-1])
 
     def of_one(x, bar):
-        if tiles.serve(geometry, x.shape[-1]):
+        if geometry.is_tiled:
             return tiles.kernel_gradient(geometry, x, bar)
         return _transposed(lambda kernel: _convolution_of_one(geometry, x, kernel), shape, bar)
 
@@ -112,7 +112,7 @@ def _pull_kernel_gradient_each(geometry: Geometry, x: Inputs, cotangents: Output
     """The cotangents of `kernel_gradient_each`'s operands, in one loop: over tiles they share transformations."""
 
     def of_one(x, cotangent, bar):
-        if tiles.serve(geometry, x.shape[-1]):
+        if geometry.is_tiled:
             return jax.vjp(functools.partial(tiles.kernel_gradient, geometry), x, cotangent)[1](bar)
         of_input = lambda x: _convolution_of_one(geometry, x, bar)
         return _transposed(of_input, x.shape, cotangent), of_input(x)

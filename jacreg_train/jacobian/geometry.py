@@ -28,6 +28,7 @@ class Geometry:
     kernel_dilation: tuple[int, ...]
     groups: int
     precision: Any
+    is_tiled: bool = False  # whether kernel gradients are taken over tiles, see tiles.py
 
     @classmethod
     def of(cls, eqn: core.JaxprEqn) -> Geometry:

@@ -40,10 +40,15 @@ OF_COTANGENTS = _evaluation(TILE - 1)  # D^T
 OF_INPUTS = np.linalg.inv(_evaluation(SIZE - 1)).T  # B^T
 
 
-def serve(geometry: Geometry, features: int) -> bool:
-    """Whether the kernel gradient of a convolution of so many input features is cheaper over tiles."""
+def serve(geometry: Geometry, features: int, cotangents: int) -> bool:
+    """Whether the kernel gradients of a convolution of so many input features are cheaper over tiles.
+
+    One cotangent must pay for the input's transformation alone: a gradient took as long as without tiles and compiled
+    for longer (ResNet18, CPU).
+    """
     return (
-        geometry.is_dense
+        cotangents > 1
+        and geometry.is_dense
         and geometry.groups == 1
         and set(geometry.kernel) == {KERNEL}
         and set(geometry.kernel_dilation) == {1}

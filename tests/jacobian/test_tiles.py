@@ -19,7 +19,8 @@ def geometry_of(inputs, padding, **changes):
     outputs = tuple(size + low + high - 2 for size, (low, high) in zip(inputs, padding, strict=True))
     ones = (1,) * rank
     fields = {"strides": ones, "input_dilation": ones, "kernel_dilation": ones, "groups": 1, "precision": None}
-    return Geometry(kernel=(3,) * rank, inputs=inputs, outputs=outputs, padding=padding, **{**fields, **changes})
+    sizes = {"kernel": (3,) * rank, "inputs": inputs, "outputs": outputs, "padding": padding}
+    return Geometry(**sizes, **{**fields, **changes}, is_tiled=True)
 
 
 SPACES = {
@@ -49,7 +50,7 @@ def operands(geometry, dtype):
 @pytest.mark.parametrize("name", SPACES)
 def test_the_three_functions_are_those_of_the_direct_convolution(name):
     geometry = SPACES[name]
-    assert tiles.serve(geometry, FEATURES)
+    assert tiles.serve(geometry, FEATURES, cotangents=2)
     x, d, kernels = operands(geometry, jnp.float64)
     wanted = jax.vjp(functools.partial(direct, geometry), x, kernels)[1](d)
     assert_close(kernel_gradient_each(geometry, x, d), wanted[1], "kernel gradient", 1e-12)
@@ -83,11 +84,13 @@ def test_float32_keeps_five_digits():
 
 
 def test_who_is_served():
-    geometry = geometry_of((32, 32), ((1, 1), (1, 1)))
+    around = ((1, 1), (1, 1))
+    geometry = geometry_of((32, 32), around)
+    assert tiles.serve(geometry, FEATURES, cotangents=2)
     assert tiles.products(geometry) * 4 == geometry.kernel_size * geometry.num_outputs
-    assert not tiles.serve(
-        geometry_of((4, 4), ((0, 0), (0, 0))), FEATURES
-    )  # tiles of four for two positions save nothing
+    two_positions = geometry_of((4, 4), ((0, 0), (0, 0)))  # tiles of four save nothing
+    assert not tiles.serve(two_positions, FEATURES, cotangents=2)
     for changes in ({"strides": (2, 2)}, {"input_dilation": (2, 1)}, {"kernel_dilation": (2, 2)}, {"groups": 2}):
-        assert not tiles.serve(geometry_of((32, 32), ((1, 1), (1, 1)), **changes), FEATURES)
-    assert not tiles.serve(geometry, 3)
+        assert not tiles.serve(geometry_of((32, 32), around, **changes), FEATURES, cotangents=2)
+    assert not tiles.serve(geometry, 3, cotangents=2)
+    assert not tiles.serve(geometry, FEATURES, cotangents=1)
