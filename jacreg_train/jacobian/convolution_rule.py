@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend import core
@@ -42,11 +43,11 @@ def convolution_squared_norm(eqn, position, operands, cotangents):
         return None
     geometry, inputs = Geometry.of(eqn), _inputs(eqn, operands)
     cotangents = _channels_last(cotangents, eqn.params["dimension_numbers"].out_spec, 2)
-    count, n, batch, *_ = cotangents.shape
+    count, _, batch, *_ = cotangents.shape
     if convolution_form(eqn, count).name != "kernel gradient":  # one position is a Gram matrix of one entry
         gram = _gram_of_pixels if _is_pixelwise(geometry, batch) else _gram_of_patches
-        squares = norms.quadratic_form(gram(geometry, inputs), _by_position(cotangents, geometry.groups, 2))
-        return jnp.sum(squares.reshape(count, n, geometry.groups), axis=2)
+        gram = functools.partial(gram, geometry)
+        return norms.gram_norms(gram, inputs, _by_position(cotangents, geometry.groups, 2))
     kernels = _kernel_gradients(geometry, inputs, cotangents)
     return jnp.sum(jnp.square(kernels), axis=[*range(1, kernels.ndim - 2), kernels.ndim - 1]).T
 
@@ -94,37 +95,49 @@ def _kernel_gradients(
 
 
 def _by_position(value: Array, groups: int, leading: int) -> Array:
-    """`[..., n, b, *space, g f]` as blocks `[..., n g, T, f]`; the first `leading` axes include `n`."""
+    """`[..., n, b, *space, g f]` as blocks `[..., n, g, T, f]`; the first `leading` axes include `n`."""
     *outer, features = value.shape
     value = jnp.moveaxis(value.reshape(*outer, groups, features // groups), -2, leading)
-    *before, n = outer[:leading]
-    return value.reshape(*before, n * groups, math.prod(outer[leading:]), features // groups)
+    return value.reshape(*outer[:leading], groups, math.prod(outer[leading:]), features // groups)
 
 
-def _gram_of_patches(geometry: Geometry, inputs: Float[Array, "n b *space gc"]) -> Float[Array, "m T T"]:
+def _gram_of_patches(geometry: Geometry, inputs: Float[Array, "n b *space gc"]) -> Float[Array, "n g T T"]:
     padded = geometry.padded(inputs)
     patches = [_by_position(geometry.shifted(padded, offset), geometry.groups, 1) for offset in geometry.offsets]
     return norms.gram(jnp.concatenate(patches, axis=-1))
 
 
-def _gram_of_pixels(geometry: Geometry, inputs: Float[Array, "n 1 *space gc"]) -> Float[Array, "m T T"]:
+def _gram_of_pixels(geometry: Geometry, inputs: Float[Array, "n 1 *space gc"]) -> Float[Array, "n g T T"]:
     """The patches' Gram matrix from the pixels': both positions shift together, one axis of space at a time."""
     matrix = norms.gram(_by_position(inputs, geometry.groups, 1))
     rank = len(geometry.inputs)
-    matrix = matrix.reshape(len(matrix), *geometry.inputs, *geometry.inputs)
+    blocks = matrix.shape[:2]
+    matrix = matrix.reshape(*blocks, *geometry.inputs, *geometry.inputs)
     for axis in range(rank):
-        both = (1 + axis, 1 + rank + axis)
-        low, high = geometry.padding[axis]
-        edges = [(low, high, 0) if i in both else (0, 0, 0) for i in range(matrix.ndim)]
-        matrix = lax.pad(matrix, jnp.zeros((), matrix.dtype), edges)
-        matrix = functools.reduce(
-            jnp.add,
-            [
-                _slice_axes(matrix, both, k * geometry.kernel_dilation[axis], geometry.outputs[axis])
-                for k in range(geometry.kernel[axis])
-            ],
-        )
-    return matrix.reshape(len(matrix), geometry.num_outputs, geometry.num_outputs)
+        taps = (geometry.kernel[axis], geometry.kernel_dilation[axis])
+        matrix = _diagonal_sum((2 + axis, 2 + rank + axis), taps, geometry.padding[axis], matrix)
+    return matrix.reshape(*blocks, geometry.num_outputs, geometry.num_outputs)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _diagonal_sum(axes: tuple[int, int], taps: tuple[int, int], padding: tuple[int, int], matrix: Array) -> Array:
+    """`sum_k M[t + k d, s + k d]` of the padded matrix along two axes alike, over the taps: how many, and dilation d.
+
+    Its transpose is the same sum with the padding that is left over. JAX would pad, and keep, every term by itself.
+    """
+    (count, dilation), (low, high) = taps, padding
+    edges = [(low, high, 0) if axis in axes else (0, 0, 0) for axis in range(matrix.ndim)]
+    matrix = lax.pad(matrix, jnp.zeros((), matrix.dtype), edges)
+    size = matrix.shape[axes[0]] - (count - 1) * dilation
+    return functools.reduce(jnp.add, [_slice_axes(matrix, axes, k * dilation, size) for k in range(count)])
+
+
+def _diagonal_sum_backward(axes, taps, padding, _, bar):
+    reach = (taps[0] - 1) * taps[1]
+    return (_diagonal_sum(axes, taps, (reach - padding[0], reach - padding[1]), bar),)
+
+
+_diagonal_sum.defvjp(lambda *arguments: (_diagonal_sum(*arguments), None), _diagonal_sum_backward)
 
 
 def _slice_axes(value: Array, axes: tuple[int, ...], start: int, size: int) -> Array:

@@ -7,14 +7,18 @@ formed (`T C O` multiply-adds) or the Gram matrices over positions are (`T^2 (C 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
-from jaxtyping import Float
+from jax import Array, lax
+from jaxtyping import Float, Shaped
 
 from jacreg_train.jacobian.trees import accumulation_dtype, squared_sum
+
+MATRICES = 2**21  # entries of Gram matrices at a time: 8 MiB in float32, which caches hold and which fill a GPU
 
 
 class Form(NamedTuple):
@@ -45,54 +49,103 @@ def cheapest_form(
     )
 
 
-def outer_product_norms(activations: Float[Array, "m T C"], cotangents: Float[Array, "K m T O"]) -> Float[Array, "K m"]:
-    """`|sum_t a_t d_t^T|^2` for each of `m` blocks and `K` cotangents."""
-    (_, positions, features), (count, *_, outputs) = activations.shape, cotangents.shape
+def outer_product_norms(
+    activations: Float[Array, "n b T C"], cotangents: Float[Array, "K n b T O"]
+) -> Float[Array, "K n"]:
+    """`|sum_t a_t d_t^T|^2` for `K` cotangents, summed over the `b` blocks of each example."""
+    (*_, positions, features), (count, *_, outputs) = activations.shape, cotangents.shape
     form = cheapest_form(positions, features, outputs, count).name
     if form == "outer product":
-        return squared_sum(activations, 1) * squared_sum(cotangents, 2)
+        return jnp.sum(squared_sum(activations, 2) * squared_sum(cotangents, 3), axis=2)
     if form == "gram matrices":
-        return quadratic_form(gram(activations), cotangents)
+        return gram_norms(gram, activations, cotangents)
     return squared_sum(outer_products(activations, cotangents), 2)
 
 
-def outer_products(activations: Float[Array, "m T C"], cotangents: Float[Array, "K m T O"]) -> Float[Array, "K m C O"]:
+def outer_products(
+    activations: Float[Array, "n b T C"], cotangents: Float[Array, "K n b T O"]
+) -> Float[Array, "K n b C O"]:
     """`sum_t a_t d_t^T`, in float32 or wider."""
     dtype = accumulation_dtype(cotangents.dtype)
-    return jnp.einsum("mtc,kmto->kmco", activations, cotangents, preferred_element_type=dtype)
+    return jnp.einsum("nbtc,knbto->knbco", activations, cotangents, preferred_element_type=dtype)
 
 
 @jax.custom_vjp
-def gram(activations: Float[Array, "m T C"]) -> Float[Array, "m T T"]:
+def gram(activations: Float[Array, "n b T C"]) -> Float[Array, "n b T T"]:
     """`A A^T`, whose gradient costs one product instead of two."""
     dtype = accumulation_dtype(activations.dtype)
-    return jnp.einsum("mtc,msc->mts", activations, activations, preferred_element_type=dtype)
+    return jnp.einsum("nbtc,nbsc->nbts", activations, activations, preferred_element_type=dtype)
 
 
 def _gram_backward(activations, bar):
-    symmetric = bar + jnp.swapaxes(bar, 1, 2)
-    return (jnp.einsum("mts,msc->mtc", symmetric, activations.astype(bar.dtype)).astype(activations.dtype),)
+    symmetric = bar + jnp.swapaxes(bar, -1, -2)
+    return (jnp.einsum("nbts,nbsc->nbtc", symmetric, activations.astype(bar.dtype)).astype(activations.dtype),)
 
 
 gram.defvjp(lambda activations: (gram(activations), activations), _gram_backward)
 
 
-@jax.custom_vjp
-def quadratic_form(matrix: Float[Array, "m T T"], cotangents: Float[Array, "K m T O"]) -> Float[Array, "K m"]:
-    """`<D, P D>` for symmetric `P`; the product `P D` of the value also is half the gradient."""
-    return _quadratic_forward(matrix, cotangents)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def gram_norms(
+    gram_of: Callable[[Array], Float[Array, "n b T T"]],
+    rows: Shaped[Array, "n ..."],
+    cotangents: Float[Array, "K n b T O"],
+) -> Float[Array, "K n"]:
+    """`<D, P D>` for the symmetric matrices `P = gram_of(rows)`, summed over the `b` blocks of each example.
+
+    The product `P D` of the value also is half the gradient by `D`, and the gradient by `P` needs `D` only. So no
+    matrix is kept, and as few examples at a time have theirs made as fill `MATRICES` entries.
+    """
+    return _gram_norms_forward(gram_of, rows, cotangents)[0]
 
 
-def _quadratic_forward(matrix, cotangents):
-    product = jnp.einsum("mts,kmso->kmto", matrix, cotangents.astype(matrix.dtype))
-    return jnp.sum(product * cotangents, axis=(2, 3)), (matrix, cotangents, product)
+def _gram_norms_forward(gram_of, rows, cotangents):
+    def of_some(rows, cotangents):
+        matrix = gram_of(rows)
+        product = jnp.einsum("nbts,nkbso->nkbto", matrix, cotangents.astype(matrix.dtype))
+        return jnp.sum(product * cotangents, axis=(2, 3, 4)), product
+
+    examples_first = jnp.moveaxis(cotangents, 0, 1)
+    squares, product = _few_at_a_time(of_some, _matrix_size(cotangents), rows, examples_first)
+    return squares.T, (rows, cotangents, product)
 
 
-def _quadratic_backward(residuals, bar):
-    matrix, cotangents, product = residuals
-    weighted = bar[:, :, None, None] * cotangents
-    matrix_bar = jnp.einsum("kmto,kmso->mts", weighted, cotangents.astype(matrix.dtype))
-    return matrix_bar, (2 * bar[:, :, None, None] * product).astype(cotangents.dtype)
+def _gram_norms_backward(gram_of, residuals, bar):
+    rows, cotangents, product = residuals
+    cotangents_bar = (2 * bar[:, :, None, None, None] * jnp.moveaxis(product, 1, 0)).astype(cotangents.dtype)
+    if not jnp.issubdtype(rows.dtype, jnp.inexact):
+        return None, cotangents_bar
+
+    def of_some(rows, cotangents, bar):
+        matrix, pull = jax.vjp(gram_of, rows)
+        weighted = bar[:, :, None, None, None] * cotangents
+        return pull(jnp.einsum("nkbto,nkbso->nbts", weighted, cotangents.astype(matrix.dtype)))[0]
+
+    examples_first = jnp.moveaxis(cotangents, 0, 1)
+    rows_bar = _few_at_a_time(of_some, _matrix_size(cotangents), rows, examples_first, bar.T)
+    return rows_bar, cotangents_bar
 
 
-quadratic_form.defvjp(_quadratic_forward, _quadratic_backward)
+gram_norms.defvjp(_gram_norms_forward, _gram_norms_backward)
+
+
+def _matrix_size(cotangents: Float[Array, "K n b T O"]) -> int:
+    """The number of entries of one example's Gram matrices."""
+    return cotangents.shape[2] * cotangents.shape[3] ** 2
+
+
+def _few_at_a_time(function: Callable[..., Any], matrix_size: int, *operands: Shaped[Array, "n ..."]) -> Any:
+    """`function` of the operands, for so many examples at a time that matrices of this size have `MATRICES` entries."""
+    n = len(operands[0])
+    count = max(1, min(n, -(-n * matrix_size // MATRICES)))
+    if count == 1:
+        return function(*operands)
+    size = -(-n // count)
+    count = -(-n // size)
+
+    def split(operand):
+        fill = [(0, count * size - n), *[(0, 0)] * (operand.ndim - 1)]
+        return jnp.pad(operand, fill).reshape(count, size, *operand.shape[1:])
+
+    results = lax.map(lambda some: function(*some), tuple(map(split, operands)))
+    return jax.tree.map(lambda leaf: leaf.reshape(count * size, *leaf.shape[2:])[:n], results)

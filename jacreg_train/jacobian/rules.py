@@ -86,13 +86,12 @@ def _dense(eqn, position, operands, cotangents):
     activations = jnp.transpose(other.value, [0, *(1 + axis for axis in (*batch, *free, *contract))])
     blocks, (count, n) = size(batch), cotangents.shape[:2]
     outputs = math.prod(cotangents.shape[2:]) // max(blocks * size(free), 1)
-    activations = activations.reshape(n * blocks, size(free), size(contract))
+    activations = activations.reshape(n, blocks, size(free), size(contract))
     if position == 0:  # the output has the weight's free axes before the activations'
-        cotangents = cotangents.reshape(count, n * blocks, outputs, size(free)).swapaxes(2, 3)
+        cotangents = cotangents.reshape(count, n, blocks, outputs, size(free)).swapaxes(3, 4)
     else:
-        cotangents = cotangents.reshape(count, n * blocks, size(free), outputs)
-    squares = norms.outer_product_norms(activations, cotangents)
-    return jnp.sum(squares.reshape(count, n, blocks), axis=2)
+        cotangents = cotangents.reshape(count, n, blocks, size(free), outputs)
+    return norms.outer_product_norms(activations, cotangents)
 
 
 def _dense_form(eqn, position, cotangents):
@@ -140,12 +139,16 @@ def _embedding(eqn, position, operands, cotangents):
     out = range(len(eqn.outvars[0].aval.shape))
     positions = [axis for axis in out if axis not in numbers.offset_dims]
     order = [0, 1, *(2 + axis for axis in (*positions, *numbers.offset_dims))]
-    cotangents = jnp.transpose(cotangents, order).reshape(count, n, rows.shape[1], math.prod(table.shape[1:]))
+    cotangents = jnp.transpose(cotangents, order).reshape(count, n, 1, rows.shape[1], math.prod(table.shape[1:]))
     if eqn.params["mode"] == lax.GatherScatterMode.CLIP:
         rows = jnp.clip(rows, 0, table.shape[0] - 1)
-    inside = (rows >= 0) & (rows < table.shape[0])
-    same = (rows[:, :, None] == rows[:, None, :]) & inside[:, :, None]
-    return norms.quadratic_form(same.astype(accumulation_dtype(cotangents.dtype)), cotangents)
+
+    def equal(rows):
+        inside = (rows >= 0) & (rows < table.shape[0])
+        same = (rows[:, :, None] == rows[:, None, :]) & inside[:, :, None]
+        return same[:, None].astype(accumulation_dtype(cotangents.dtype))
+
+    return norms.gram_norms(equal, rows, cotangents)
 
 
 Rule = Callable[[core.JaxprEqn, int, Sequence[Operand], Array], Array | None]
