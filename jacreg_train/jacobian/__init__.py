@@ -12,7 +12,7 @@ from typing import Any
 from jacreg_train.jacobian.auto import Candidate, Choice, auto, choose
 from jacreg_train.jacobian.contraction import contract
 from jacreg_train.jacobian.coupling import check_per_example, for_separate_examples
-from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate
+from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate, standard_error_of_mean
 from jacreg_train.jacobian.exact import chunked, exact
 from jacreg_train.jacobian.explanation import Explanation, explain
 from jacreg_train.jacobian.functionals import FunctionalEstimate, bilinear, row_norm, row_sum
@@ -63,4 +63,5 @@ __all__ = [
     "make_estimator",
     "row_norm",
     "row_sum",
+    "standard_error_of_mean",
 ]

@@ -27,6 +27,8 @@ class JacobianEstimate:
         per_output: `sum_j J[i, k, j]^2`, shape `[n, K]`; None where the estimator does not separate outputs.
         outputs: `f`'s outputs, shape `[n, ...]`, from the same forward pass.
         standard_error: of `squared_norm`, a scalar: 0 for exact estimators, nan where one probe gives none.
+        shared_draws: `squared_norm` by each of the `m` probes where all examples share these, else None. The draws of
+            several parts of a batch, by the same key, add up; their sums have the whole batch's standard error.
     """
 
     squared_norm: Float[Array, ""]
@@ -34,6 +36,12 @@ class JacobianEstimate:
     per_output: Float[Array, "n K"] | None
     outputs: Float[Array, "n ..."]
     standard_error: Float[Array, ""]
+    shared_draws: Float[Array, " m"] | None = None
+
+
+def standard_error_of_mean(draws: Float[Array, " m"]) -> Float[Array, ""]:
+    """`sqrt(sum_i (x_i - mean)^2 / (m (m - 1)))`; nan for one draw."""
+    return jnp.std(jax.lax.stop_gradient(draws), ddof=1) / jnp.sqrt(len(draws))
 
 
 def exact_estimate(

@@ -19,6 +19,7 @@ from jacreg_train.jacobian.chunking import sum_over_chunks
 from jacreg_train.jacobian.contraction import contract_with_outputs
 from jacreg_train.jacobian.coupling import separate_examples
 from jacreg_train.jacobian.derivatives import example_axis, example_function, vector_leaves
+from jacreg_train.jacobian.estimate import standard_error_of_mean
 from jacreg_train.jacobian.layerwise import PULLBACKS
 from jacreg_train.jacobian.options import WRT, check_choice, check_chunks
 from jacreg_train.jacobian.probes import DISTRIBUTIONS, example_keys
@@ -37,12 +38,14 @@ class FunctionalEstimate:
         per_example: the terms of `value`, shape `[n]`.
         outputs: `f`'s outputs, shape `[n, ...]`, from the same forward pass.
         standard_error: of `value`, a scalar: 0 where it is exact, nan where the probes give none.
+        shared_draws: as in `JacobianEstimate`: here the jackknife's pseudo-values.
     """
 
     value: Float[Array, ""]
     per_example: Float[Array, " n"]
     outputs: Float[Array, "n ..."]
     standard_error: Float[Array, ""]
+    shared_draws: Float[Array, " m"] | None = None
 
 
 def row_norm(
@@ -125,11 +128,14 @@ def _row_norm_from_probes(
         return value, (per_example, jax.lax.stop_gradient(one_left_out), outputs)
 
     value, (per_example, one_left_out, outputs) = sum_over_chunks(of_examples, params, (inputs, keys), example_chunk)
-    if wrt == "params":  # the probes are shared: only the totals are independent
-        one_left_out = jnp.sum(one_left_out, axis=0, keepdims=True)
-    variance = (count - 1) * jnp.sum(jnp.var(one_left_out, axis=1))
-    error = jnp.sqrt(variance) if count > 2 else jnp.full_like(value, jnp.nan)
-    return FunctionalEstimate(value, per_example, outputs, error)
+    if count == 2:
+        one_left_out = jnp.full_like(one_left_out, jnp.nan)
+    if wrt == "inputs":
+        error = jnp.sqrt((count - 1) * jnp.sum(jnp.var(one_left_out, axis=1)))
+        return FunctionalEstimate(value, per_example, outputs, error)
+    # One probe of the parameters serves all examples: only the totals are independent.
+    draws = count * jax.lax.stop_gradient(value) - (count - 1) * jnp.sum(one_left_out, axis=0)
+    return FunctionalEstimate(value, per_example, outputs, standard_error_of_mean(draws), draws)
 
 
 def row_sum(

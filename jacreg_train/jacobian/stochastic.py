@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 
 from jacreg_train.jacobian.chunking import sum_over_chunks
 from jacreg_train.jacobian.convolutions import close_convolutions
-from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate
+from jacreg_train.jacobian.estimate import Estimator, JacobianEstimate, standard_error_of_mean
 from jacreg_train.jacobian.layerwise import SPLIT_PULLBACKS
 from jacreg_train.jacobian.options import WRT, check_choice, check_chunks, check_positive
 from jacreg_train.jacobian.probes import DISTRIBUTIONS, draw_like, draw_orthogonal_probes, draw_probes, example_keys
@@ -139,14 +139,15 @@ def _tangent_estimator(wrt, num_probes, distribution, example_chunk, output_chun
 
         total, (squares, outputs) = sum_over_chunks(of_examples, params, (inputs, keys), example_chunk)
         by_probe = jnp.sum(squares, axis=2) * num_probes
-        if wrt == "params":  # one probe for all examples: only the totals are independent
-            by_probe = jnp.sum(by_probe, axis=0, keepdims=True)
+        # One probe of the parameters serves all examples: only the totals are independent.
+        draws = jax.lax.stop_gradient(jnp.sum(by_probe, axis=0)) if wrt == "params" else None
         return JacobianEstimate(
             squared_norm=total,
             per_example=jnp.sum(squares, axis=(1, 2)),
             per_output=jnp.sum(squares, axis=1),
             outputs=outputs,
-            standard_error=_standard_error(by_probe, 1.0),
+            standard_error=_standard_error(by_probe, 1.0) if draws is None else standard_error_of_mean(draws),
+            shared_draws=draws,
         )
 
     return estimate

@@ -19,11 +19,13 @@ class PenaltyValue(NamedTuple):
       value: scalar, summed over examples and outputs.
       standard_error: scalar, of ``value``; 0 where it is exact, nan where it cannot be told.
       outputs: ``[n, ...]``, the network's outputs on the points; the task loss uses them where it can.
+      shared_draws: ``[m]``, where all points share the probes, else None; see ``JacobianEstimate``.
     """
 
     value: jax.Array
     standard_error: jax.Array
     outputs: jax.Array
+    shared_draws: jax.Array | None = None
 
 
 Penalty = Callable[..., PenaltyValue]
@@ -39,7 +41,7 @@ def frobenius(estimator: str, *, wrt: str, **options: Any) -> Penalty:
 
     def penalty(apply_fn, params, inputs, key, first_example) -> PenaltyValue:
         estimate = estimate_fn(apply_fn, params, inputs, key, first_example=first_example)
-        return PenaltyValue(estimate.squared_norm, estimate.standard_error, estimate.outputs)
+        return PenaltyValue(estimate.squared_norm, estimate.standard_error, estimate.outputs, estimate.shared_draws)
 
     return penalty
 
@@ -65,7 +67,7 @@ def row_norm(estimator: str, *, wrt: str, target: float = 1.0, **options: Any) -
         estimate = jacobian.row_norm(
             apply_fn, params, inputs, wrt=wrt, target=target, key=key, first_example=first_example, **arguments
         )
-        return PenaltyValue(estimate.value, estimate.standard_error, estimate.outputs)
+        return PenaltyValue(estimate.value, estimate.standard_error, estimate.outputs, estimate.shared_draws)
 
     return penalty
 

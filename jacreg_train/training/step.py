@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jacreg_train import jacobian
 from jacreg_train.training.devices import AXIS, joined_axis, sum_over_devices
 from jacreg_train.training.finite import finite_flags, keep_unless
 from jacreg_train.training.penalty import Penalty
@@ -113,22 +114,21 @@ def _loss_parts(objective: Objective, state: TrainState, batch: Batch, context: 
         return term.penalty(eval_apply(model, model_state), params, inputs, probe_key, first_point)
 
     def parts(params):
-        penalty = variance = jnp.zeros(())
+        penalty, error = jnp.zeros(()), {}
         if term is not None:
             value = penalty_value(params, term)
             penalty = value.value / term.num_points
-            variance = jax.lax.stop_gradient(value.standard_error / term.num_points) ** 2
+            if value.shared_draws is None:  # errors of different points are independent
+                error = {"penalty_variance": jax.lax.stop_gradient(value.standard_error / term.num_points) ** 2}
+            else:
+                error = {"penalty_draws": jax.lax.stop_gradient(value.shared_draws / term.num_points)}
         if term is not None and term.shares_forward:
             logits, new_model_state = value.outputs, model_state
         else:
             logits, new_model_state = task_logits(params)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         correct = jnp.sum(jnp.argmax(logits, axis=-1) == batch["label"])
-        shares = {
-            "penalty": penalty,
-            "penalty_variance": variance,
-            "accuracy": correct / objective.batch_size,
-        }
+        shares = {"penalty": penalty, "accuracy": correct / objective.batch_size, **error}
         return (jnp.sum(losses) / objective.batch_size, penalty), (new_model_state, shares)
 
     return parts
@@ -215,7 +215,8 @@ def make_gradient_norms(objective: Objective) -> Callable[..., dict[str, jax.Arr
 
 
 def _penalty_metrics(shares: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return {
-        "train/penalty": shares["penalty"],
-        "train/penalty_standard_error": jnp.sqrt(shares["penalty_variance"]),
-    }
+    if "penalty_draws" in shares:
+        error = jacobian.standard_error_of_mean(shares["penalty_draws"])
+    else:
+        error = jnp.sqrt(shares["penalty_variance"])
+    return {"train/penalty": shares["penalty"], "train/penalty_standard_error": error}

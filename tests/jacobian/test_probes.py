@@ -102,6 +102,30 @@ def test_coverage_of_the_standard_error(probe, wrt):
     assert 0.90 < covered < 0.98
 
 
+PARTS = (slice(0, 1), slice(1, N))
+SHARED = {
+    "squared norm": jacobian.make_estimator("stochastic", probe="tangent", num_probes=4),
+    "row norm": lambda *arguments, **options: jacobian.row_norm(
+        *arguments[:3], key=arguments[3], wrt="params", num_probes=2, **options
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_shared_draws_of_parts_add_up(name):
+    params, inputs, key = weights(**PARAMS), X(*INPUTS), jax.random.key(5)
+    whole = SHARED[name](network, params, inputs, key)
+    parts = [SHARED[name](network, params, inputs[rows], key, first_example=rows.start) for rows in PARTS]
+    np.testing.assert_allclose(sum(part.shared_draws for part in parts), whole.shared_draws, rtol=1e-10)
+    total = whole.squared_norm if name == "squared norm" else whole.value
+    np.testing.assert_allclose(jnp.mean(whole.shared_draws), total, rtol=1e-10)
+    error = jacobian.standard_error_of_mean(whole.shared_draws)
+    np.testing.assert_allclose(error, whole.standard_error, rtol=1e-10)
+    assert error > 0
+    as_if_independent = jnp.sqrt(sum(part.standard_error**2 for part in parts))
+    assert abs(as_if_independent / error - 1) > 0.01
+
+
 @pytest.mark.parametrize("wrt", ["params", "inputs"])
 @pytest.mark.parametrize("settings", [{}, {"probe": "tangent"}, {"orthogonal": True, "num_probes": 2}], ids=str)
 def test_gradient_is_unbiased(settings, wrt):

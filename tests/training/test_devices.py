@@ -22,7 +22,12 @@ CASES = {
     },
     "subset": {"model": {}, "estimator": ("chunked", {"example_chunk": 1}), "points": "batch", "num_points": 4},
     "context": {"model": {}, "estimator": ("layerwise", {}), "points": "context", "num_points": 12},
-    "shared forward": {"model": {}, "estimator": ("exact", {}), "points": "batch"},
+    # One probe of the parameters for all devices: its error is not independent between them.
+    "shared forward": {
+        "model": {},
+        "estimator": ("stochastic", {"probe": "tangent", "num_probes": 3}),
+        "points": "batch",
+    },
 }
 STEPS, BATCH_SIZE, SHAPE = 3, 8, (4, 4, 1)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -37,10 +38,14 @@ FLAGS = [
 ]
 
 
-def start_two(workdir, *flags, devices=1, program=("-m", "jacreg_train.main")) -> list[subprocess.Popen]:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+def start_two(workdir, *flags, devices=1, program=("-m", "jacreg_train.main")) -> list[subprocess.Popen]:
+    port = free_port()
     settings = {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     command = [sys.executable, *program, *FLAGS, f"--workdir={workdir}", *flags]
     command += [f"--coordinator_address=localhost:{port}", "--num_processes=2"]
@@ -149,6 +154,35 @@ def test_damaged_checkpoints_are_passed_over_by_both(tmp_path):
         for name in want:
             if name.startswith(("train/", "test/")):
                 np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+MEET = """
+import jax
+from jacreg_train.training.processes import connect
+connect(coordinator_address=None, num_processes=None, process_id=None, distributed=True)
+print(jax.process_index(), jax.process_count())
+"""
+
+
+def test_a_cluster_is_known_by_its_environment():
+    """The variables that SLURM sets in each task of a step; the port is JAX's own setting."""
+    step = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}
+    settings = os.environ | step | {"JAX_COORDINATOR_PORT": str(free_port())}
+    tasks = [
+        subprocess.Popen([sys.executable, "-c", MEET], env=settings | {"SLURM_PROCID": index}, stdout=subprocess.PIPE)
+        for index in "01"
+    ]
+    assert [task.communicate(timeout=120)[0] for task in tasks] == [b"0 2\n", b"1 2\n"]
+
+
+def test_no_cluster_is_one_line(monkeypatch):
+    monkeypatch.setattr(jax.distributed, "initialize", refuse)
+    with pytest.raises(ConfigError, match=r"no cluster is recognised .*; give --coordinator_address"):
+        connect(coordinator_address=None, num_processes=None, process_id=None, distributed=True)
+
+
+def refuse():
+    raise ValueError("coordinator_address should be defined.")
 
 
 REFUSED = [
