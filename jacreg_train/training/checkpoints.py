@@ -4,13 +4,14 @@ Every array has a checksum in the checkpoint, and so has the rest: the format it
 changed bit in an array. A damaged checkpoint is put aside, never deleted, and the one before it is used.
 
 A thread writes, so that a disk that is slow or does not answer never holds up the training: only the copy of the
-state to the host is waited for. Where several processes train, they write together and wait for the write before.
+state to the host is waited for. Where several processes train, the threads are Orbax's, which write together.
 """
 
 import contextlib
 import functools
 import json
 import logging
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ from jacreg_train.training.processes import done_by_first, largest_of_all
 from jacreg_train.training.state import TrainState
 
 FOLDER, DAMAGED_FOLDER = "checkpoints", "damaged_checkpoints"
+POLL_S = 0.01
 
 _logger = logging.getLogger(__name__)
 
@@ -117,16 +119,21 @@ class Checkpoints:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Whether all checkpoints are written, after waiting for them so long; None: until they are.
 
-        In several processes it does not wait: the next `save` does.
-
         Raises:
           WorkdirError: one could not be written.
         """
         with self._failures_named():
             if self._background is not None:
                 return self._background.wait(timeout_s)
+            start = time.monotonic()
+            while saving := self._manager.is_saving_in_progress():
+                if timeout_s is not None and time.monotonic() - start >= timeout_s:
+                    break
+                time.sleep(POLL_S)
+            if not saving:
+                self._manager.wait_until_finished()  # raises what the writing threads raised
             self._manager.check_for_errors()
-            return True
+            return not saving
 
     def _write(self, state: TrainState, step: int, meta: dict[str, Any], metrics: dict[str, float] | None) -> None:
         self._check_workdir()

@@ -32,7 +32,7 @@ from jacreg_train.training.checkpoints import Checkpoints
 from jacreg_train.training.errors import ConfigError, Diverged, Interrupted, WorkdirError
 from jacreg_train.training.estimator_choice import as_config, choose_estimator, with_choice
 from jacreg_train.training.finite import describe, names_of
-from jacreg_train.training.out_of_memory import answered_with_the_flag, check_fits, ended_in_silence, way_out
+from jacreg_train.training.out_of_memory import answered_with_the_flag, check_fits, way_out
 from jacreg_train.training.processes import done_by_first, is_first, largest_of_all, wait_for_all
 from jacreg_train.training.programs import compile_programs, penalty_time_share
 from jacreg_train.training.state import TrainState
@@ -82,10 +82,10 @@ def train_and_evaluate(
     console = ForgivingConsole(quiet=not is_first())
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
-        check_workdir = stack.enter_context(locked(workdir, f".lock{jax.process_index() or ''}"))
+        lock = stack.enter_context(locked(workdir, f".lock{jax.process_index() or ''}"))
         check_same_config(workdir, plain_config, lambda each: setup.schedule_length(each, run.num_train_examples))
-        if is_first() and ended_in_silence(workdir):
-            _logger.warning("the run before ended without a word; if for memory, %s", way_out(config))
+        if is_first() and lock.after_a_kill:
+            _logger.warning("the run before was killed; if for memory, %s", way_out(config))
         with failures_named(workdir, "the run's record cannot be written"):
             done_by_first(lambda: write_run_record(workdir, plain_config, argv))
 
@@ -102,7 +102,7 @@ def train_and_evaluate(
                 workdir,
                 keep_latest=config.checkpoint.keep_latest,
                 keep_best=config.checkpoint.keep_best,
-                check_workdir=check_workdir,
+                check_workdir=lock.check,
             )
         )
         state, batches, first_step = run.init(), run.make_batches(), 0
@@ -115,7 +115,7 @@ def train_and_evaluate(
         writers = stack.enter_context(
             _closed_at_the_end(
                 _writers(
-                    config, workdir, run.num_steps, first_step, extra_writers, as_config(choice), check_workdir, console
+                    config, workdir, run.num_steps, first_step, extra_writers, as_config(choice), lock.check, console
                 ),
                 workdir,
             )

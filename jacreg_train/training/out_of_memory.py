@@ -2,15 +2,11 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import jax
 from ml_collections import ConfigDict
 
 from jacreg_train.jacobian.memory import free_bytes
-from jacreg_train.telemetry.run_record import CONFIG_FILE
-from jacreg_train.telemetry.writers import METRICS_FILE
-from jacreg_train.training.checkpoints import FOLDER
 from jacreg_train.training.errors import OutOfMemory
 
 SIGNS = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
@@ -45,13 +41,6 @@ def check_fits(needed: int | None, config: ConfigDict) -> None:
         raise OutOfMemory(
             f"the step needs {needed / 2**30:.3g} GiB a device and {free / 2**30:.3g} GiB are free; {way_out(config)}"
         )
-
-
-def ended_in_silence(workdir: Path) -> bool:
-    """Whether a run began in the folder and left neither a record nor a checkpoint, as one killed for memory may."""
-    records = workdir / METRICS_FILE
-    left_something = (records.exists() and records.stat().st_size > 0) or any((workdir / FOLDER).glob("[0-9]*"))
-    return (workdir / CONFIG_FILE).exists() and not left_something
 
 
 def way_out(config: ConfigDict) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jacreg_train.telemetry import read_config, redact
 from jacreg_train.telemetry.run_record import CONFIG_FILE
@@ -37,12 +37,23 @@ FREE_FIELDS = (
 GLOB_CHARACTERS = frozenset("*?[")  # Orbax looks for the parts of a checkpoint by patterns
 
 
+class Lock(NamedTuple):
+    """A held lock.
+
+    Attributes:
+      check: raises WorkdirError once the folder is gone, or another one is in its place.
+      after_a_kill: whether the run that held it before was killed: for memory, say.
+    """
+
+    check: Callable[[], None]
+    after_a_kill: bool
+
+
 @contextlib.contextmanager
-def locked(workdir: Path, name: str = ".lock") -> Iterator[Callable[[], None]]:
+def locked(workdir: Path, name: str = ".lock") -> Iterator[Lock]:
     """Hold the folder's lock, which the system drops when the process ends, however it ends.
 
-    Returns:
-      As context: a check that raises WorkdirError once the folder is gone, or another one is in its place.
+    While it is held its file has one byte, a hole that takes no space; a file left so tells of a kill.
 
     Raises:
       ConfigError: the folder cannot be written, another run holds it, or checkpoints cannot lie there.
@@ -54,7 +65,7 @@ def locked(workdir: Path, name: str = ".lock") -> Iterator[Callable[[], None]]:
         )
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        file = open(workdir / name, "w")  # noqa: SIM115 - held open below
+        file = open(workdir / name, "a")  # noqa: SIM115 - held open below
     except OSError as error:
         raise ConfigError(f"--workdir={workdir}: cannot be written ({error.strerror})") from None
     with file:
@@ -71,7 +82,14 @@ def locked(workdir: Path, name: str = ".lock") -> Iterator[Callable[[], None]]:
             if not there:
                 raise WorkdirError(f"--workdir={workdir}: the folder was removed or replaced during the run")
 
-        yield check
+        after_a_kill = os.fstat(file.fileno()).st_size > 0
+        with failures_named(workdir, "the lock's file cannot be written"):
+            file.truncate(1)
+        try:
+            yield Lock(check, after_a_kill)
+        finally:
+            with contextlib.suppress(OSError):
+                file.truncate(0)
 
 
 @contextlib.contextmanager

@@ -59,6 +59,13 @@ def finite_difference(apply_fn: Any, params: Any, inputs: jax.Array, key: jax.Ar
     return jnp.sum(jnp.square(difference)) / FINITE_STEP**2
 
 
+def joint_gradient_norm(apply_fn: Any, params: Any, inputs: jax.Array, key: jax.Array) -> jax.Array:
+    """`|sum_ik dy_ik/dparams|^2`: not `S`, but the least that a gradient of a gradient's norm is."""
+    outputs, pull = jax.vjp(lambda params: apply_fn(params, inputs), params)
+    (gradient,) = pull(jnp.ones_like(outputs))
+    return jnp.sum(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient)]))
+
+
 def estimator(name: str, **options: Any) -> SquaredNorm:
     """`S` by one of `jacobian.ESTIMATORS`."""
     estimate = jacobian.make_estimator(name, **options)

@@ -27,7 +27,8 @@ def all_parts() -> dict[str, Part]:
     for model in RESNETS:
         add(f"targets/cotangent/{model}", targets.cotangent, model, 32)
         add(f"targets/step/{model}", targets.step, model, 32, wrt="params", most=3.2)
-        add(f"targets/all_outputs/{model}", targets.all_outputs, model, 32)
+        for chunk in (4, 8):
+            add(f"targets/all_outputs/{model}/{chunk}", targets.all_outputs, model, 32, chunk)
     add("targets/tangent/resnet18", targets.tangent, "resnet18", 32)
     for model in ("cnn3", *RESNETS):
         add(f"targets/input_step/{model}", targets.step, model, 32, wrt="inputs", most=2.1)

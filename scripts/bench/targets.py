@@ -10,15 +10,17 @@ import jax
 from bench import flops, measure
 from bench.cases import MODEL_CASES, NUM_CLASSES, Case, make_case
 from bench.measure import Program
-from bench.methods import EXAMPLE_CHUNK, Method, estimator
+from bench.methods import Method, estimator, joint_gradient_norm
 from bench.results import Results
 from bench.steps import training_step
 from bench.table import Settings
 
-COTANGENT = Method(estimator("stochastic"))
+COJOINT_TITLE = "norm of the summed outputs' gradient, no example told apart"
+TANGENT = Method(estimator("stochastic"))
+JOINT_TITLE = "norm of the summed outputs' gradient, no example told apart"
 TANGENT = Method(estimator("stochastic", probe="tangent"))
 LAYERWISE = Method(estimator("layerwise"))
-IN_CHUNKS = Method(estimator("layerwise", example_chunk=EXAMPLE_CHUNK))
+JOINT = Method(joint_gradient_norm)
 
 
 def add_target(results: Results, name: str, ratio: float, target: float | None, **more: Any) -> None:
@@ -65,10 +67,11 @@ def cotangent(results: Results, settings: Settings, model: str, n: int) -> None:
     gradient(results, settings, model, n, COTANGENT, "one cotangent probe", _cotangents(1), **limits)
 
 
-def all_outputs(results: Results, settings: Settings, model: str, n: int) -> None:
+def all_outputs(results: Results, settings: Settings, model: str, n: int, example_chunk: int) -> None:
     limits: dict[str, Any] = {"most_time": 16.0, "most_flops": 12.5}
-    title = f"all K = {NUM_CLASSES} outputs exactly, example_chunk = {EXAMPLE_CHUNK}"
-    gradient(results, settings, model, n, IN_CHUNKS, title, _cotangents(NUM_CLASSES), **limits)
+    method = Method(estimator("layerwise", example_chunk=example_chunk))
+    title = f"all K = {NUM_CLASSES} outputs exactly, example_chunk = {example_chunk}"
+    gradient(results, settings, model, n, method, title, _cotangents(NUM_CLASSES), **limits)
 
 
 def tangent(results: Results, settings: Settings, model: str, n: int) -> None:
@@ -132,6 +135,8 @@ def compile_times(results: Results, settings: Settings, model: str, sizes: tuple
         "all outputs": (LAYERWISE, Method(estimator("layerwise", **chunk))),
     }
     plain = _compile_seconds(make_case(model, small), None)
+    joint = _compile_seconds(make_case(model, small), JOINT)
+    add_target(results, f"compile time: {JOINT_TITLE}, {title}, over the plain gradient's", joint / plain, None)
     for name, (whole, chunked) in methods.items():
         seconds = {n: _compile_seconds(make_case(model, n), whole) for n in sizes}
         add_target(results, f"compile time: {name}, {title}, over the plain gradient's", seconds[small] / plain, 3.0)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from jacreg_train.main import main
-from jacreg_train.telemetry import write_run_record
 from jacreg_train.training import out_of_memory
 from jacreg_train.training.errors import OutOfMemory
 from jacreg_train.training.loop import train_and_evaluate
@@ -82,11 +81,11 @@ def test_a_step_that_cannot_fit_is_refused_in_one_line(capsys, tmp_path, monkeyp
     assert last.endswith(EXAMPLE_CHUNK + "2")
 
 
-def test_a_run_that_was_killed_before_its_first_record_is_noticed_at_the_next_start(config, tmp_path, caplog):
-    """The system kills for memory without a word; what such a run leaves is its config."""
+def test_a_run_that_was_killed_is_noticed_at_the_next_start(config, tmp_path, caplog):
+    """The system kills for memory without a word; what such a run leaves is a lock's file that is not empty."""
     config.jacobian.estimator.name = "layerwise"
-    told = "the run before ended without a word; if for memory, " + EXAMPLE_CHUNK + "2"
-    write_run_record(tmp_path, config.to_dict(), [])
+    told = "the run before was killed; if for memory, " + EXAMPLE_CHUNK + "2"
+    (tmp_path / ".lock").write_text("x")
     train_and_evaluate(config, tmp_path)
     assert told in caplog.text
     caplog.clear()

@@ -156,6 +156,42 @@ def test_damaged_checkpoints_are_passed_over_by_both(tmp_path):
                 np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+# Twenty milliseconds of work a step; the second checkpoint takes the second process seconds to write.
+SLOW_IN_ONE = """
+import time
+import jax
+import orbax.checkpoint as ocp
+from jacreg_train import main
+from jacreg_train.training import loop
+
+agree, write, calls = loop.largest_of_all, ocp.CheckpointManager._wait_for_checkpointers, []
+
+def work(number):
+    time.sleep(0.02)
+    return agree(number)
+
+def write_slowly(self):
+    calls.append(None)
+    if len(calls) == 2 and jax.process_index() == 1:
+        time.sleep(2.5)
+    return write(self)
+
+loop.largest_of_all, ocp.CheckpointManager._wait_for_checkpointers = work, write_slowly
+main.run()
+"""
+
+
+@pytest.mark.slow
+def test_a_slow_disk_of_one_process_holds_up_no_step(tmp_path):
+    flags = ("--config.checkpoint.every_steps=20", "--config.num_steps=240")
+    first, second = finish(start_two(tmp_path, *flags, program=("-c", SLOW_IN_ONE)))
+    assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+    assert "is slow: checkpoint" in first[2]
+    stamps = [record["wall_time_s"] for record in read_records(tmp_path)]
+    assert len(stamps) == 240
+    assert max(np.diff(stamps[3:])) < 1
+
+
 MEET = """
 import jax
 from jacreg_train.training.processes import connect

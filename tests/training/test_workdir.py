@@ -39,10 +39,13 @@ def test_what_depends_on_the_length_must_not_change(tmp_path):
 
 
 def test_one_run_at_a_time(tmp_path):
-    with locked(tmp_path), pytest.raises(ConfigError, match="another run"), locked(tmp_path):
+    with locked(tmp_path) as lock, pytest.raises(ConfigError, match="another run"), locked(tmp_path):
         pass
-    with locked(tmp_path):
-        pass
+    assert not lock.after_a_kill
+    with pytest.raises(ValueError, match="a failure"), locked(tmp_path):
+        raise ValueError("a failure")
+    with locked(tmp_path) as lock:
+        assert not lock.after_a_kill
 
 
 def test_the_lock_of_a_dead_process_is_no_obstacle(tmp_path):
@@ -51,8 +54,8 @@ def test_the_lock_of_a_dead_process_is_no_obstacle(tmp_path):
         f"with locked(pathlib.Path({str(tmp_path)!r})): os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 9
-    with locked(tmp_path):
-        pass
+    with locked(tmp_path) as lock:
+        assert lock.after_a_kill
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
