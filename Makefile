@@ -21,10 +21,10 @@ train: $(INSTALLED) ## train a penalised CNN on scikit-learn's digits (two minut
 	$(BIN)/jacreg-train $(ARGS)
 
 test: $(INSTALLED) ## the tests, without the slow ones
-	$(BIN)/python -m pytest -n 2 -m 'not slow' $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow' $(ARGS)
 
 test-all: $(INSTALLED) ## every test, the long ones too
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 check: $(INSTALLED) ## format, lint and types
 	$(BIN)/ruff format --check $(SOURCES) tests

@@ -10,6 +10,7 @@ from jacreg_train.experiments.report_command import main
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
 pytestmark = [
+    pytest.mark.xdist_group("report_browser"),  # in one worker, that its fixtures are made once
     pytest.mark.skipif(not importlib.util.find_spec("selenium"), reason="needs selenium: pip install 'jacreg[dev]'"),
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no browser: apt-get install chromium chromium-driver"),
 ]

@@ -15,6 +15,7 @@ from jacreg_train.jacobian.auto import Candidate
 from jacreg_train.jacobian.memory import free_bytes, held_bytes
 
 module: Any = sys.modules[jacobian.choose.__module__]  # the package's name `auto` is the function
+pytestmark = pytest.mark.xdist_group("auto")  # in one worker, that its fixtures are made once
 N, WIDTH, K = 32, 32, 5
 TINY = module.TINY
 PARAMS = [0.1 * np.random.default_rng(i).normal(size=(WIDTH, WIDTH if i < 2 else K)) for i in range(3)]

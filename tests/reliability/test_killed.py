@@ -11,6 +11,7 @@ import pytest
 from jacreg_train.data import load_dataset
 from tests.reliability.command import array_bytes, final_state, kill_when, last_step, run, start, steps
 
+pytestmark = pytest.mark.xdist_group("killed")  # in one worker, that its fixtures are made once
 STEPS = 60
 FLAGS = (f"--config.num_steps={STEPS}", "--config.evaluation.every_steps=10", "--config.jacobian.estimator.name=exact")
 

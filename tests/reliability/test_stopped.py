@@ -6,6 +6,7 @@ import pytest
 
 from tests.reliability.command import environment, kill_when, last_step, start
 
+pytestmark = pytest.mark.xdist_group("stopped")  # in one worker, that its fixtures are made once
 SECRET = "0123456789abcdef0123456789abcdef01234567"
 
 

@@ -15,6 +15,7 @@ from jax import lax
 
 from jacreg_train.experiments.report_data import load
 
+pytestmark = pytest.mark.xdist_group("benchmark")  # in one worker, that its fixtures are made once
 SETTINGS = Settings(rounds=2, patience_s=60.0, limit_s=60.0, budget=2**30)
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 

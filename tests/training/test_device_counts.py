@@ -18,6 +18,7 @@ WAYS = [
     pytest.param("jit", 4),
     *(pytest.param(way, n, marks=pytest.mark.slow) for way, n in [("jit", 2), ("jit", 8), ("pmap", 4)]),
 ]
+pytestmark = pytest.mark.xdist_group("device counts")  # in one worker, that each process runs once
 ESTIMATORS: dict[str, dict] = {
     "exact": {},
     "chunked": {"example_chunk": 1},

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-WAYS = (("jit", 1), ("jit", 2), ("jit", 4), ("pmap", 2))  # with the number of devices; the first is the reference
+WAYS = (("jit", 1), ("jit", 4), ("pmap", 2))  # with the number of devices; the first is the reference
+pytestmark = pytest.mark.xdist_group("devices")  # in one worker, that the process runs once
 CASES = {
     # What is random per example (augmentation, dropout, noise, probes) or joint (batch norm) depends on no device.
     "random": {

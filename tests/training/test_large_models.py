@@ -26,6 +26,9 @@ CASES = {
     "chunked": {"norm": "none"},
     "stochastic": {"norm": "batch", "dropout_rate": 0.5},
 }
+SHORT = "layerwise"  # in the short run; a process for each case
+EACH_CASE = [pytest.param(case, marks=[pytest.mark.slow] * (case != SHORT)) for case in CASES]
+pytestmark = pytest.mark.xdist_group("large models")  # in one worker, that each process runs once
 
 
 def config_of(estimator: str, model: int):
@@ -91,26 +94,27 @@ def train(estimator: str, model: int, folder: Path) -> dict:
     return result
 
 
-def main() -> None:
+def main(case: str) -> None:
     import jax
 
     jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
     jax.config.update("jax_disable_most_optimizations", True)
     with tempfile.TemporaryDirectory() as folder:
-        results = {f"{case}/{model}": train(case, model, Path(folder)) for case in CASES for model in MODEL}
+        results = {f"{case}/{model}": train(case, model, Path(folder)) for model in MODEL}
     print(json.dumps(results))
 
 
 @pytest.fixture(scope="module")
-def results():
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=os.environ)
+def results(request):
+    done = subprocess.run([sys.executable, __file__, request.param], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return request.param, json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("model", MODEL[1:])
-@pytest.mark.parametrize("case", CASES)
-def test_splitting_changes_nothing_beyond_rounding(results, case, model):
+@pytest.mark.parametrize("results", EACH_CASE, indirect=True)
+def test_splitting_changes_nothing_beyond_rounding(results, model):
+    case, results = results
     one, many = results[f"{case}/1"], results[f"{case}/{model}"]
     for name in ("params", "model_state"):
         for got, want in zip(many[name], one[name], strict=True):
@@ -120,9 +124,10 @@ def test_splitting_changes_nothing_beyond_rounding(results, case, model):
 
 
 @pytest.mark.parametrize("model", MODEL)
-@pytest.mark.parametrize("case", CASES)
-def test_a_device_holds_its_part_of_every_large_array_and_keeps_to_it(results, case, model):
+@pytest.mark.parametrize("results", EACH_CASE, indirect=True)
+def test_a_device_holds_its_part_of_every_large_array_and_keeps_to_it(results, model):
     """Of this network the kernels [3, 3, 1, 8] and [32, 16] are split, not the last layer's [16, 3] nor vectors."""
+    case, results = results
     one, many = results[f"{case}/1"], results[f"{case}/{model}"]
     split = 4 * (3 * 3 * 1 * 8 + 32 * 16)
     assert many["bytes"] == one["bytes"] - split + split / model
@@ -130,8 +135,9 @@ def test_a_device_holds_its_part_of_every_large_array_and_keeps_to_it(results, c
     assert many["lies_as_before"]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_checkpoint_goes_on_with_another_number(results, case):
+@pytest.mark.parametrize("results", EACH_CASE, indirect=True)
+def test_a_checkpoint_goes_on_with_another_number(results):
+    case, results = results
     for before, after in itertools.pairwise(MODEL):
         saved, restored = results[f"{case}/{before}"], results[f"{case}/{after}"]
         assert restored["restored"] == saved["params"]
@@ -167,4 +173,4 @@ def test_what_cannot_be_split_is_refused(fields, message):
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
