@@ -28,6 +28,15 @@ def finite_flags(scalars: Mapping[str, jax.Array], grads: Any, updated: Any) -> 
     return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves])
 
 
+def all_finite(flags: jax.Array) -> jax.Array:
+    """Whether all flags are True.
+
+    By a sort: XLA writes a plain conjunction of the many flags anew into the update of every array, which was half of
+    the time to compile a ResNet18's plain step (jaxlib 0.10.2).
+    """
+    return jnp.sort(flags)[0]
+
+
 def names_of(grads: Any, updated: Any) -> list[str]:
     """The names of the flags; of the arguments only names and types are used."""
     return [

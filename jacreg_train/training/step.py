@@ -14,7 +14,7 @@ import optax
 
 from jacreg_train import jacobian
 from jacreg_train.training.devices import AXIS, joined_axis, sum_over_devices
-from jacreg_train.training.finite import finite_flags, keep_unless
+from jacreg_train.training.finite import all_finite, finite_flags, keep_unless
 from jacreg_train.training.penalty import Penalty
 from jacreg_train.training.points import Points
 from jacreg_train.training.state import TrainState
@@ -175,7 +175,7 @@ def make_train_step(
         old = changing(state)
         new = dict(zip(old, (optax.apply_updates(state.params, updates), model_state, opt_state), strict=True))
         metrics["finite"] = finite_flags(metrics, {"params": grads}, new)
-        ok = jnp.all(metrics["finite"])
+        ok = all_finite(metrics["finite"])
         new_state = TrainState(
             step=state.step + 1, key=state.key, skipped=state.skipped + ~ok, **keep_unless(ok, new, old)
         )
