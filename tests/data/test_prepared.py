@@ -143,7 +143,7 @@ def test_bad_record(tmp_path, case):
     check_error(lambda: load(tmp_path), "toy", "record 3", str(tmp_path), *words)
 
 
-@pytest.mark.parametrize("record", [b"", example(png(pixels(1)[0]), 0)])
+@pytest.mark.parametrize("record", [b"", example(png(pixels(1)[0]), 0)], ids=["empty", "example"])
 def test_bad_record_of_a_tensor(tmp_path, record):
     tensor = (
         "tensor_feature.Tensor",
