@@ -15,12 +15,11 @@ from bench.results import Results
 from bench.steps import training_step
 from bench.table import Settings
 
-COJOINT_TITLE = "norm of the summed outputs' gradient, no example told apart"
-TANGENT = Method(estimator("stochastic"))
-JOINT_TITLE = "norm of the summed outputs' gradient, no example told apart"
+COTANGENT = Method(estimator("stochastic"))
 TANGENT = Method(estimator("stochastic", probe="tangent"))
 LAYERWISE = Method(estimator("layerwise"))
 JOINT = Method(joint_gradient_norm)
+JOINT_TITLE = "norm of the summed outputs' gradient, no example told apart"
 
 
 def add_target(results: Results, name: str, ratio: float, target: float | None, **more: Any) -> None:
