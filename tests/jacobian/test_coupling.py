@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 from jax import lax
 
 from jacreg_train import jacobian
@@ -34,6 +35,9 @@ JOINT: dict[str, Callable] = {
     "attention between examples": lambda p, x: jax.nn.softmax(x @ x.T) @ (x @ p["w"]),
     "softmax over the batch": lambda p, x: jax.nn.softmax(x @ p["w"], axis=0),
     "the first example added": lambda p, x: x @ p["w"] + x[:1] @ p["w"],
+    "cumulative sum over the batch": lambda p, x: jnp.cumsum(x @ p["w"], axis=0),
+    "difference to the example at the other end": lambda p, x: x @ p["w"] - (x @ p["w"])[::-1],
+    "examples sorted": lambda p, x: jnp.sort(x @ p["w"], axis=0),
     "sum of outputs": lambda p, x: jnp.sum(x @ p["w"], axis=0),
     "a carry over the batch": lambda p, x: (lax.scan(lambda h, x: (h + x, None), jnp.zeros(3), x)[0] + x) @ p["w"],
     "a batch-wide condition": lambda p, x: lax.cond(jnp.all(x > 0), lambda y: y, lambda y: 2 * y, x @ p["w"]),
@@ -89,6 +93,44 @@ def test_models(name):
             jacobian.check_per_example(training, params, images)
     else:
         jacobian.check_per_example(training, params, images)
+
+
+class Normalized(nnx.Module):
+    """Running statistics that change in place whenever it is called."""
+
+    def __init__(self):
+        self.norm, self.w = nnx.BatchNorm(2, rngs=nnx.Rngs(0)), nnx.Param(jnp.ones((3, 2)))
+
+    def __call__(self, x):
+        return self.norm(x @ self.w[...])
+
+
+@pytest.mark.parametrize("way", ["module", "state"])
+def test_a_module_that_changes_itself_is_seen_through(way):
+    module = Normalized()
+    definition, state = nnx.split(module)
+    of_state = lambda state, x: nnx.merge(definition, state)(x)
+    function, params = (lambda module, x: module(x), module) if way == "module" else (of_state, state)
+    with pytest.raises(ValueError, match="joint"):
+        jacobian.check_per_example(function, params, X(3))
+    module.eval()
+    definition, _ = nnx.split(module)
+    jacobian.check_per_example(function, params, X(3))
+
+
+def test_parameters_may_be_looked_at():
+    power = lambda p, x: (x @ p["w"]) ** int(p["power"])
+    jacobian.check_per_example(power, {**weights(w=(3, 2)), "power": jnp.asarray(2)}, X(3))
+    with pytest.raises(ValueError, match="joint"):
+        jacobian.check_per_example(lambda p, x: power(p, x) - jnp.mean(x), {**weights(w=(3, 2)), "power": 2}, X(3))
+
+
+def test_a_function_of_some_numbers_of_examples_is_refused_where_it_might_be_joint():
+    of_pairs = lambda p, x: ((x @ p["w"]).reshape(-1, 2, 2) - jnp.mean(x)).reshape(-1, 2)
+    with pytest.raises(ValueError, match=r"it takes two, but not 1009 .*any number"):
+        jacobian.check_per_example(of_pairs, weights(w=(3, 2)), X(3))
+    of_one = lambda p, x: (x.reshape(1, 3) @ p["w"]).reshape(1, 2)
+    jacobian.check_per_example(of_one, weights(w=(3, 2)), X(3))
 
 
 def test_nothing_is_computed():
