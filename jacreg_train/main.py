@@ -42,10 +42,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         processes, parsed_argv = process_flags(argv)
         config, overridden, workdir = parse(parsed_argv)
-    except (AttributeError, KeyError) as error:
-        return _refuse(_unknown_field(argv) or error)
-    except (flags.Error, ValueError, TypeError, OSError, SyntaxError, ImportError) as error:
-        return _refuse(error)
+    except (AttributeError, KeyError, flags.Error, ValueError, TypeError, OSError, SyntaxError, ImportError) as error:
+        return _refuse(misnamed_field(argv) or error)
 
     # Imported late, so that a mistake in the command line is answered at once.
     from jacreg_train.data import DataError
@@ -127,21 +125,26 @@ def parse(argv: Sequence[str]) -> tuple[ConfigDict, list[str], Path]:
     return config, overridden, Path(values["workdir"].value or _default_workdir(chosen))
 
 
-def _optional(parser: Any) -> Any:
+def _optional(parser: Any, choices: str) -> Any:
     """A flag parser that takes None, for optional fields; whether a field may be None is validated later."""
 
     class Optional(type(parser)):  # type: ignore[misc]
         def parse(self, argument: Any) -> Any:
-            return None if argument in ("None", "none") else super().parse(argument)
+            if argument in ("None", "none"):
+                return None
+            try:
+                return super().parse(argument)
+            except (TypeError, ValueError):
+                raise ValueError(f"choose {choices}") from None
 
     return Optional()
 
 
 OPTIONAL_PARSERS = {
-    float: _optional(flags.FloatParser()),
-    int: _optional(flags.IntegerParser()),
-    str: _optional(flags.ArgumentParser()),
-    bool: _optional(flags.BooleanParser()),
+    float: _optional(flags.FloatParser(), "a number"),
+    int: _optional(flags.IntegerParser(), "an integer"),
+    str: _optional(flags.ArgumentParser(), "a text"),
+    bool: _optional(flags.BooleanParser(), "true or false"),
 }
 
 
@@ -179,7 +182,8 @@ def _config_file(chosen: str) -> str:
         if candidate.is_file() and candidate.suffix == ".py":
             return f"{candidate}{colon}{argument}"
     names = sorted(f"configs/{file.name}" for file in packaged.glob("[a-z]*.py") if file.name != "recorded.py")
-    raise ValueError(f"--config={chosen}: there is no such file; choices with the package: {', '.join(names)}")
+    hint = "".join(f" (did you mean {close}?)" for close in difflib.get_close_matches(chosen, names, 1))
+    raise ValueError(f"--config={chosen}: there is no such file; choices with the package: {', '.join(names)}{hint}")
 
 
 def _default_workdir(chosen: str) -> Path:
@@ -187,8 +191,8 @@ def _default_workdir(chosen: str) -> Path:
     return Path("runs") / (f"{path.absolute().parent.name}_again" if path.suffix == ".json" else path.stem)
 
 
-def _unknown_field(argv: Sequence[str]) -> str | None:
-    """The refusal of the first --config.FIELD that no config has, None if there is none such."""
+def misnamed_field(argv: Sequence[str]) -> str | None:
+    """The refusal of the first --config.FIELD that no config has or that is a group, None if there is none such."""
     for argument in argv[1:]:
         path = argument.lstrip("-").partition("=")[0]
         group: Any = default.get_config()
@@ -198,6 +202,9 @@ def _unknown_field(argv: Sequence[str]) -> str | None:
                 hint = "".join(f" (did you mean {close}?)" for close in difflib.get_close_matches(name, names, 1))
                 return f"--{path}: there is no such field; choose from {', '.join(names) or 'no fields'}{hint}"
             group = group[name]
+        if path.startswith("config.") and isinstance(group, ConfigDict):
+            fields = ", ".join(f"--{path}.{name}" for name in sorted(group))
+            return f"{argument}: a group of fields; choose one of them: {fields}"
     return None
 
 

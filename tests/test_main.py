@@ -175,10 +175,13 @@ def test_sigterm_ends_a_run_in_order_with_exit_code_143(tmp_path):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stderr is not None
+    assert process.stdout.readline() == "compiling the training step\n"
     assert process.stdout.readline().startswith("step 10/1000000")
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 143
-    assert "stopped by SIGTERM after step" in process.stderr.read()
+    told = process.stderr.read()
+    assert "jacreg-train: SIGTERM: stopping after this step" in told
+    assert "stopped by SIGTERM after step" in told
     saved = [path.name for path in (tmp_path / "runs/a/checkpoints").iterdir()]
     assert len(saved) >= 1
     assert any((tmp_path / "runs/.jax_cache").iterdir())

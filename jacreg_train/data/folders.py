@@ -92,7 +92,7 @@ def require_array_record(name: str, data_dir: Path) -> Path:
         there = ", ".join(p.name for p in _subfolders(data_dir) if any(p.rglob("dataset_info.json"))) or "none"
         raise DataError(
             f"data set {name!r} is not prepared in {data_dir}; run: {prepare_command(name, data_dir)}"
-            f" (prepared there: {there}; always there: digits, synthetic)"
+            f" (prepared there: {there}; made where they are needed: digits, synthetic)"
         )
     if "array_record" not in prepared.formats:
         raise DataError(

@@ -9,6 +9,7 @@ from jacreg_train.data.dataset import Batch, DataError, Dataset, check_integer
 SPLITS = ("train", "test")
 _CELLS = 4  # a pattern is a grid of at most 4 x 4 cells, so that pooling keeps it
 _OFFSETS = 2**20
+MOST_VALUES = 2**26  # of an image: far beyond any use, and a slip of the keyboard must not fill the memory
 
 
 def synthetic(
@@ -41,6 +42,11 @@ def synthetic(
     if isinstance(image_shape, str) or not isinstance(image_shape, Sequence) or len(image_shape) != 3:
         raise DataError(f"image_shape must be (height, width, channels), got {image_shape!r}", "image_shape")
     height, width, channels = (check_integer("image_shape", size, minimum=1) for size in image_shape)
+    if height * width * channels > MOST_VALUES:
+        raise DataError(
+            f"image_shape {tuple(image_shape)} is {height * width * channels} values; the most are {MOST_VALUES}",
+            "image_shape",
+        )
     check_integer("num_classes", num_classes, minimum=1)
     check_integer("num_examples", num_examples, minimum=1)
     check_integer("seed", seed, minimum=0)

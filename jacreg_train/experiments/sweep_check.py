@@ -67,7 +67,7 @@ def _check(base_flags: Sequence[str], fields: Mapping[str, Any], where: str, *, 
             estimator = {name: value for name, value in config.jacobian.estimator.items() if value is not None}
             jacobian.make_estimator(estimator.pop("name"), wrt=config.jacobian.wrt, **estimator)
     except _REFUSALS as error:
-        unknown = main._unknown_field(argv) if isinstance(error, AttributeError | KeyError) else None
+        unknown = main.misnamed_field(argv)
         raise SweepError(f"{where}{' '.join(str(unknown or error).split())}") from None
 
 

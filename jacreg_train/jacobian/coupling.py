@@ -21,7 +21,7 @@ from jax.extend import core
 
 from jacreg_train.jacobian.estimate import Estimator
 from jacreg_train.jacobian.jaxprs import CALLS, called_jaxpr, dependent_outputs, inline_calls, needed_equations
-from jacreg_train.jacobian.trees import ApplyFn, PyTree, num_examples, vary, varying_axes
+from jacreg_train.jacobian.trees import ApplyFn, PyTree, check_arrays, num_examples, vary, varying_axes
 
 PRIMES = (1009, 1013, 1019, 1021, 1031, 1033)
 
@@ -90,6 +90,7 @@ def for_separate_examples(estimator: Estimator) -> Estimator:
 
 def separate_examples(apply_fn: ApplyFn, params: PyTree, inputs: PyTree, *rest: PyTree) -> tuple[PyTree, ...]:
     """The arguments, after the checks of their examples; inside `shard_map` all belong to the device's own examples."""
+    check_arrays(params, "params")
     num_examples(inputs)  # raises where there is no common axis
     check_per_example(apply_fn, params, inputs)
     return vary((params, inputs, *rest), varying_axes(params, inputs))

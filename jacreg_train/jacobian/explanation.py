@@ -51,8 +51,8 @@ class Explanation:
                 "x".join(map(str, r.shape)) or "-",
                 ", ".join(r.met_by) or "-",
                 r.rule,
-                f"{r.cost / 1e6:.2f}",
-                f"{r.memory / 2**20:.2f}",
+                f"{r.cost / 1e6:.3g}",
+                f"{r.memory / 2**20:.3g}",
             )
             for r in sorted(self.rows, key=lambda row: (-row.cost, -row.memory))
         ]

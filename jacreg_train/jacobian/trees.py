@@ -31,6 +31,18 @@ def split_floats(tree: PyTree) -> tuple[list[Array], list[Any], Callable[[Any, A
     return floats, [leaf for c, leaf in zip(chosen, leaves, strict=True) if not c], join
 
 
+def check_arrays(tree: PyTree, what: str) -> None:
+    """Raises TypeError where a leaf is no array."""
+    for leaf in jax.tree.leaves(tree):
+        try:
+            jnp.result_type(leaf)
+        except TypeError:
+            raise TypeError(
+                f"{what} has a leaf that is no array ({leaf!r:.80}); pass the arrays alone, by "
+                "equinox.partition(module, equinox.is_array) for example, and join them with the rest inside apply_fn"
+            ) from None
+
+
 def differentiated_leaves(tree: PyTree, what: str) -> tuple[list[Array], list[Any], Callable[[Any, Any], PyTree]]:
     """`split_floats` of what the Jacobian is taken with respect to.
 

@@ -32,7 +32,7 @@ from jacreg_train.training.checkpoints import Checkpoints
 from jacreg_train.training.errors import ConfigError, Diverged, Interrupted, WorkdirError
 from jacreg_train.training.estimator_choice import as_config, choose_estimator, with_choice
 from jacreg_train.training.finite import describe, names_of
-from jacreg_train.training.out_of_memory import answered_with_the_flag, check_fits, way_out
+from jacreg_train.training.out_of_memory import answered_with_the_flag, check_fits, check_state_fits, way_out
 from jacreg_train.training.processes import done_by_first, is_first, largest_of_all, wait_for_all
 from jacreg_train.training.programs import compile_programs, penalty_time_share
 from jacreg_train.training.state import TrainState
@@ -84,6 +84,7 @@ def train_and_evaluate(
         stop = stack.enter_context(StopRequest())
         lock = stack.enter_context(locked(workdir, f".lock{jax.process_index() or ''}"))
         check_same_config(workdir, plain_config, lambda each: setup.schedule_length(each, run.num_train_examples))
+        check_state_fits(jax.eval_shape(run.fresh), config)
         if is_first() and lock.after_a_kill:
             _logger.warning("the run before was killed; if for memory, %s", way_out(config))
         with failures_named(workdir, "the run's record cannot be written"):
@@ -123,6 +124,7 @@ def train_and_evaluate(
 
         # Programs, compiled ahead of the first step, and what is measured once.
         clock = StepClock()
+        console.print("compiling the training step")
         with clock.compiling():
             programs = compile_programs(
                 run,

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -40,6 +41,27 @@ def check_fits(needed: int | None, config: ConfigDict) -> None:
     if needed is not None and free is not None and needed > free:
         raise OutOfMemory(
             f"the step needs {needed / 2**30:.3g} GiB a device and {free / 2**30:.3g} GiB are free; {way_out(config)}"
+        )
+
+
+def check_state_fits(state: Any, config: ConfigDict) -> None:
+    """Refuse a network that does not fit whatever the step does; before anything compiles.
+
+    Args:
+      state: the training state, or the shapes and types of it.
+      config: for the number of devices that share it.
+
+    Raises:
+      OutOfMemory: parameters, the optimiser's state and running statistics need more than is free.
+    """
+    leaves = [leaf for leaf in jax.tree.leaves(state) if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)]
+    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / config.mesh.model
+    free = free_bytes()
+    if free is not None and needed > free:
+        raise OutOfMemory(
+            f"config.model.{config.model.name}: parameters and the optimiser's state need {needed / 2**30:.3g} GiB a"
+            f" device and {free / 2**30:.3g} GiB are free; choose a smaller network, or more devices with a larger"
+            " --config.mesh.model"
         )
 
 

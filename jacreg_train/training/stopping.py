@@ -1,5 +1,6 @@
 """SIGTERM and Ctrl-C: the first asks the loop to stop in order, a second Ctrl-C ends the process at once."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -7,6 +8,9 @@ import threading
 from types import TracebackType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOPPING = "stopping after this step, or compilation and step, with a checkpoint; Ctrl-C again ends at once"
+SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
+PATIENCE_S = 0.2
 
 
 class StopRequest:
@@ -47,6 +51,22 @@ class StopRequest:
             number = data[0]
             if number not in SIGNALS:
                 continue
-            if self.signal is not None and number == signal.SIGINT:
+            if self.signal is None:
+                self.signal = number
+                _write(2, f"jacreg-train: {signal.Signals(number).name}: {STOPPING}\n")
+            elif number == signal.SIGINT:
+                if os.isatty(1):
+                    _write(1, SHOW_CURSOR).join(PATIENCE_S)
                 os._exit(128 + number)
-            self.signal = self.signal or number
+
+
+def _write(descriptor: int, text: str) -> threading.Thread:
+    """Write beside everything else: a terminal that is stopped must not hold up the next signal."""
+
+    def write() -> None:
+        with contextlib.suppress(OSError):
+            os.write(descriptor, text.encode())
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    return thread

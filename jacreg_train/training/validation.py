@@ -50,7 +50,7 @@ RANGES = {
     "jacobian.every_steps": "[1, inf)",
     "jacobian.estimator.example_chunk": "[1, inf)",
     "jacobian.estimator.output_chunk": "[1, inf)",
-    "jacobian.estimator.num_probes": "[1, inf)",
+    "jacobian.estimator.num_probes": "[1, 1000000]",
     "jacobian.estimator.memory_budget_gib": "(0, inf)",
     "optimizer.learning_rate": "(0, inf)",
     "optimizer.warmup_steps": "[0, inf)",

@@ -71,6 +71,7 @@ UNUSABLE = {
     "several outputs": (lambda w, x: (x @ w, x), W, X, TypeError, "one real floating-point array"),
     "integer outputs": (lambda w, x: (x @ w).astype(int), W, X, TypeError, "floating-point array, not int"),
     "complex outputs": (lambda w, x: x @ w + 1j, W, X, TypeError, "floating-point array, not complex"),
+    "a parameter that is no array": (lambda w, x: w[1](x @ w[0]), (W, jnp.tanh), X, TypeError, "equinox.partition"),
     "complex parameters": (lambda w, x: (x @ w).real, W + 1j, X, TypeError, "complex"),
     "inputs of different lengths": (
         lambda w, x: x["a"] @ w,

@@ -70,7 +70,7 @@ def test_in_the_middle_of_a_run(config, tmp_path):
 
 def test_a_step_that_cannot_fit_is_refused_in_one_line(capsys, tmp_path, monkeypatch):
     """Else the system would kill the process in mid-step."""
-    monkeypatch.setattr(out_of_memory, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(out_of_memory, "free_bytes", lambda: 40000)
     flags = ["--config=configs/synthetic.py", "--config.wandb.mode=disabled", "--config.compilation_cache=off"]
     flags += ["--config.dataset.synthetic.image_shape=(4,4,1)", "--config.model.name=cnn", "--config.batch_size=4"]
     flags += ["--config.model.cnn.widths=(2,)", "--config.model.cnn.strides=(2,)", "--config.log.gradient_norms=False"]
@@ -79,6 +79,13 @@ def test_a_step_that_cannot_fit_is_refused_in_one_line(capsys, tmp_path, monkeyp
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("jacreg-train: the step needs ")
     assert last.endswith(EXAMPLE_CHUNK + "2")
+
+
+def test_a_network_that_cannot_fit_is_refused_before_anything_compiles(config, tmp_path):
+    config.model.cnn.widths = (1000000, 1000000)
+    config.model.cnn.strides = (2, 2)
+    with pytest.raises(OutOfMemory, match=r"config\.model\.cnn: .* need .*e\+05 GiB a device .* smaller network"):
+        train_and_evaluate(config, tmp_path)
 
 
 def test_a_run_that_was_killed_is_noticed_at_the_next_start(config, tmp_path, caplog):
