@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,27 +102,25 @@ def gram_norms(
 def _gram_norms_forward(gram_of, rows, cotangents):
     def of_some(rows, cotangents):
         matrix = gram_of(rows)
-        product = jnp.einsum("nbts,nkbso->nkbto", matrix, cotangents.astype(matrix.dtype))
+        product = jnp.einsum("nbts,knbso->knbto", matrix, cotangents.astype(matrix.dtype))
         return jnp.sum(product * cotangents, axis=(2, 3, 4)), product
 
-    examples_first = jnp.moveaxis(cotangents, 0, 1)
-    squares, product = _few_at_a_time(of_some, _matrix_size(cotangents), rows, examples_first)
-    return squares.T, (rows, cotangents, product)
+    squares, product = _few_at_a_time(of_some, _matrix_size(cotangents), (rows, cotangents), (0, 1), (1, 1))
+    return squares, (rows, cotangents, product)
 
 
 def _gram_norms_backward(gram_of, residuals, bar):
     rows, cotangents, product = residuals
-    cotangents_bar = (2 * bar[:, :, None, None, None] * jnp.moveaxis(product, 1, 0)).astype(cotangents.dtype)
+    cotangents_bar = (2 * bar[:, :, None, None, None] * product).astype(cotangents.dtype)
     if not jnp.issubdtype(rows.dtype, jnp.inexact):
         return None, cotangents_bar
 
     def of_some(rows, cotangents, bar):
         matrix, pull = jax.vjp(gram_of, rows)
         weighted = bar[:, :, None, None, None] * cotangents
-        return pull(jnp.einsum("nkbto,nkbso->nbts", weighted, cotangents.astype(matrix.dtype)))[0]
+        return pull(jnp.einsum("knbto,knbso->nbts", weighted, cotangents.astype(matrix.dtype)))
 
-    examples_first = jnp.moveaxis(cotangents, 0, 1)
-    rows_bar = _few_at_a_time(of_some, _matrix_size(cotangents), rows, examples_first, bar.T)
+    (rows_bar,) = _few_at_a_time(of_some, _matrix_size(cotangents), (rows, cotangents, bar), (0, 1, 1), (0,))
     return rows_bar, cotangents_bar
 
 
@@ -134,18 +132,34 @@ def _matrix_size(cotangents: Float[Array, "K n b T O"]) -> int:
     return cotangents.shape[2] * cotangents.shape[3] ** 2
 
 
-def _few_at_a_time(function: Callable[..., Any], matrix_size: int, *operands: Shaped[Array, "n ..."]) -> Any:
-    """`function` of the operands, for so many examples at a time that matrices of this size have `MATRICES` entries."""
-    n = len(operands[0])
+def _few_at_a_time(
+    function: Callable[..., tuple[Array, ...]],
+    matrix_size: int,
+    operands: tuple[Array, ...],
+    axes: tuple[int, ...],
+    out_axes: tuple[int, ...],
+) -> tuple[Array, ...]:
+    """`function` of the operands, for so many examples at a time that matrices of this size have `MATRICES` entries.
+
+    Args:
+        axes, out_axes: the axis of examples of each operand and of each result.
+    """
+    n = operands[0].shape[axes[0]]
     count = max(1, min(n, -(-n * matrix_size // MATRICES)))
     if count == 1:
         return function(*operands)
     size = -(-n // count)
     count = -(-n // size)
 
-    def split(operand):
+    def split(operand, axis):
+        first = jnp.moveaxis(operand, axis, 0)
         fill = [(0, count * size - n), *[(0, 0)] * (operand.ndim - 1)]
-        return jnp.pad(operand, fill).reshape(count, size, *operand.shape[1:])
+        return jnp.pad(first, fill).reshape(count, size, *first.shape[1:])
 
-    results = lax.map(lambda some: function(*some), tuple(map(split, operands)))
-    return jax.tree.map(lambda leaf: leaf.reshape(count * size, *leaf.shape[2:])[:n], results)
+    def of_some(some):
+        results = function(*(jnp.moveaxis(part, 0, axis) for part, axis in zip(some, axes, strict=True)))
+        return tuple(jnp.moveaxis(part, axis, 0) for part, axis in zip(results, out_axes, strict=True))
+
+    results = lax.map(of_some, tuple(map(split, operands, axes)))
+    whole = (part.reshape(count * size, *part.shape[2:])[:n] for part in results)
+    return tuple(jnp.moveaxis(part, 0, axis) for part, axis in zip(whole, out_axes, strict=True))
