@@ -161,14 +161,15 @@ def random_pushforward(
     All examples share a probe of the parameters, drawn from `key`; a probe of the inputs is drawn from each example's
     own one of `keys`.
     """
-    apply_one = close_convolutions(one_example(apply_fn))
+    jax.eval_shape(jax.vmap(one_example(apply_fn), (None, 0)), params, inputs)  # raises where it is unusable
+    apply_batch = close_convolutions(apply_fn)  # examples do not meet, so the batch's own derivative serves them all
     leaves, rest, join = differentiated_leaves(params if wrt == "params" else inputs, wrt)
     draw = lambda index: lambda key, leaves: draw_like(distribution, jax.random.fold_in(key, index), leaves)
     if wrt == "params":
-        function = lambda leaves: jax.vmap(apply_one, (None, 0))(join(leaves, rest), inputs)
+        function = lambda leaves: apply_batch(join(leaves, rest), inputs)
         tangent = lambda index: draw(index)(key, leaves)
     else:
-        function = lambda leaves: jax.vmap(apply_one, (None, 0))(params, join(leaves, rest))
+        function = lambda leaves: apply_batch(params, join(leaves, rest))
         tangent = lambda index: jax.vmap(draw(index))(keys, leaves)
     outputs, push = jax.linearize(function, leaves)
 

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from jacreg_train import jacobian
+from jacreg_train.jacobian.jaxprs import inline_calls
 from jacreg_train.jacobian.probes import DISTRIBUTIONS
+from models import make_model
 from tests.jacobian.cases import X, weights
 from tests.jacobian.oracle import quick_jit
 
@@ -184,3 +186,15 @@ def test_orthogonal_probes():
     assert_mean(probes, np.zeros((2, 3)), "mean")
     for k in range(2):
         assert_mean(probes[:, k, :, None] * probes[:, k, None, :], np.eye(3), "covariance")
+
+
+def test_several_tangent_probes_of_group_norm_add_one_axis():
+    """XLA on CPU can crash in float32 reductions of seven and more axes (jax#40412); group norm itself has five."""
+    model = make_model("cnn", num_classes=2, widths=(4,), strides=(1,), dense_width=None, norm="group")
+    images = jnp.ones((3, 4, 4, 1), jnp.float32)
+    params, state = jax.eval_shape(model.init, jax.random.key(0), images)
+    estimator = jacobian.make_estimator("stochastic", probe="tangent", num_probes=2)
+    value = lambda p: estimator(lambda p, x: model.apply(p, state, x)[0], p, images, jax.random.key(0)).squared_norm
+    jaxpr = jax.make_jaxpr(jax.grad(value))(jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), params))
+    reduced = [eqn.invars[0].aval.ndim for eqn in inline_calls(jaxpr).eqns if eqn.primitive.name == "reduce_sum"]
+    assert max(reduced) <= 6
