@@ -67,8 +67,8 @@ def _check(base_flags: Sequence[str], fields: Mapping[str, Any], where: str, *, 
             estimator = {name: value for name, value in config.jacobian.estimator.items() if value is not None}
             jacobian.make_estimator(estimator.pop("name"), wrt=config.jacobian.wrt, **estimator)
     except _REFUSALS as error:
-        unknown = main.misnamed_field(argv)
-        raise SweepError(f"{where}{' '.join(str(unknown or error).split())}") from None
+        refusal = main.misnamed_field(argv) or error
+        raise SweepError(f"{where}{' '.join(str(refusal).split())}") from None
 
 
 def _check_fixed_twice(sweep: Sweep, base_flags: Sequence[str]) -> None:

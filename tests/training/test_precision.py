@@ -9,8 +9,8 @@ from jacreg_train import jacobian
 from jacreg_train.training.step import eval_apply
 from models import make_model
 
-# Relative errors of S, and of its gradient in the Euclidean norm, that each precision stays below.
 pytestmark = pytest.mark.xdist_group("precision")  # in one worker, that its fixtures are made once
+# Relative errors of S, and of its gradient in the Euclidean norm, that each precision stays below.
 BOUNDS = {"float32": (1e-5, 1e-4), "float16": (5e-4, 5e-3), "bfloat16": (5e-3, 3e-2)}
 CASES = [
     *(("layerwise", {}, precision) for precision in BOUNDS),
