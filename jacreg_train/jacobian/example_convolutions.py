@@ -20,6 +20,7 @@ from jaxtyping import Float
 from jacreg_train.jacobian import tiles
 from jacreg_train.jacobian.convolutions import canonical_numbers, canonicalize_convolutions
 from jacreg_train.jacobian.geometry import Geometry
+from jacreg_train.jacobian.loops import map_rows
 
 Inputs = Float[Array, "n b *space gc"]
 Kernels = Float[Array, "n *kernel c go"]
@@ -57,7 +58,7 @@ def _convolution_of_all(geometry: Geometry, x: Inputs, kernels: Kernels) -> Outp
 
 def _by_platform(one, every, *operands):
     """`one` in a loop over examples on CPU, `every` on all examples at once elsewhere."""
-    loop = lambda *operands: lax.map(lambda rows: canonicalize_convolutions(one)(*rows), operands)
+    loop = lambda *operands: map_rows(canonicalize_convolutions(one), operands)
     return lax.platform_dependent(*operands, cpu=loop, default=every)
 
 

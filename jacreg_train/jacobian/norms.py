@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jaxtyping import Float, Shaped
 
+from jacreg_train.jacobian.loops import map_rows
 from jacreg_train.jacobian.trees import accumulation_dtype, squared_sum
 
 MATRICES = 2**21  # entries of Gram matrices at a time: 8 MiB in float32, which caches hold and which fill a GPU
@@ -156,10 +157,10 @@ def _few_at_a_time(
         fill = [(0, count * size - n), *[(0, 0)] * (operand.ndim - 1)]
         return jnp.pad(first, fill).reshape(count, size, *first.shape[1:])
 
-    def of_some(some):
+    def of_some(*some):
         results = function(*(jnp.moveaxis(part, 0, axis) for part, axis in zip(some, axes, strict=True)))
         return tuple(jnp.moveaxis(part, axis, 0) for part, axis in zip(results, out_axes, strict=True))
 
-    results = lax.map(of_some, tuple(map(split, operands, axes)))
+    results = map_rows(of_some, tuple(map(split, operands, axes)))
     whole = (part.reshape(count * size, *part.shape[2:])[:n] for part in results)
     return tuple(jnp.moveaxis(part, 0, axis) for part, axis in zip(whole, out_axes, strict=True))

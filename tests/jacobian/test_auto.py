@@ -30,11 +30,9 @@ def network(params, x):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    module.TINY = 0  # so that small problems are measured
-    jax.config.update("jax_disable_most_optimizations", True)
+def small_problems_are_measured():
+    module.TINY = 0
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
     module.TINY = TINY
 
 

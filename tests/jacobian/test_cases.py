@@ -10,7 +10,7 @@ RTOL = {"leaves_of_two_precisions": 1e-5}  # part of it computes in float32
 
 
 @pytest.mark.parametrize(
-    ("name", "wrt"), [*((name, "params") for name in CASES), *((name, "inputs") for name in [*CASES][::4])]
+    ("name", "wrt"), [*((name, "params") for name in CASES), *((name, "inputs") for name in [*CASES][::8])]
 )
 def test_equals_the_dense_jacobian(name, wrt):
     apply_fn, params, inputs = CASES[name]()

@@ -21,13 +21,6 @@ from tests.reliability.command import arguments, array_bytes, final_state
 FLAGS = ("--config.jacobian.estimator.name=exact", "--config.checkpoint.every_steps=100", "--config.num_steps=8")
 
 
-@pytest.fixture(autouse=True)
-def quick_compilation():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture
 def bad_on_bright_batches(monkeypatch):
     """A penalty that is nan on about half of the batches."""

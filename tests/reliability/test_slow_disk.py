@@ -9,7 +9,6 @@ import threading
 import time
 from itertools import pairwise
 
-import jax
 import pytest
 
 from jacreg_train.main import main, parse
@@ -21,13 +20,6 @@ from tests.reliability.command import arguments, final_state, last_step, run, st
 BLOCKED_S = 2.5
 STEPS = 160
 FLAGS = (f"--config.num_steps={STEPS}", "--config.jacobian.estimator.name=exact", "--config.compilation_cache=off")
-
-
-@pytest.fixture(autouse=True)
-def quick_compilation():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 class Load:

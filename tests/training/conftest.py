@@ -1,15 +1,6 @@
-import jax
 import pytest
 
 from configs import default
-
-
-@pytest.fixture(autouse=True)
-def quick_compilation():
-    """Tests compile much and run little."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture

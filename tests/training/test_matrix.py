@@ -14,7 +14,7 @@ TINY = {
     "resnet18": ["--config.model.resnet18.width=1"],
 }
 # ResNet18 takes long to compile: of its pairs this one is in the short run.
-SHORT_RESNET = {("layerwise", "jit")}
+SHORT_RESNET = {("stochastic", "jit")}
 
 
 def cases():
