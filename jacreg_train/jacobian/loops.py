@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-PyTree = Any
+from jacreg_train.jacobian.trees import PyTree
 
 
 def map_rows(function: Callable[..., PyTree], operands: Sequence[Array]) -> PyTree:
@@ -18,8 +18,8 @@ def map_rows(function: Callable[..., PyTree], operands: Sequence[Array]) -> PyTr
     `lax.map` gathers its results in zeros. They depend on nothing, so XLA may make them first of all and hold them
     beside all activations until the loop comes. Here what first fills the buffers depends on all operands.
     """
-    entries = [jnp.ravel(operand[:1])[:1].astype(jnp.float32) for operand in operands]
-    fill = jnp.sum(jnp.concatenate(entries))
+    entry = lambda operand: jnp.sum(jnp.ravel(operand[:1])[:1].astype(jnp.float32))
+    fill = functools.reduce(jnp.add, map(entry, operands))
     rows = [jax.typeof(operand).update(shape=operand.shape[1:]) for operand in operands]
     buffers = jax.tree.map(
         lambda row: jnp.full((len(operands[0]), *row.shape), lax.stop_gradient(fill).astype(row.dtype)),

@@ -76,7 +76,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     budget = measure.memory_budget(arguments.memory_gib)
     if arguments.quick:
         return Settings(arguments.rounds or 3, patience_s=3.0, limit_s=10.0, budget=budget)
-    return Settings(arguments.rounds or 5, patience_s=20.0, limit_s=arguments.limit_s, budget=budget)
+    return Settings(arguments.rounds or 5, patience_s=30.0, limit_s=arguments.limit_s, budget=budget)
 
 
 def _pictures(content: Mapping[str, Any], folder: Path) -> list[Path]:

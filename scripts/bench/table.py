@@ -115,19 +115,20 @@ def _run(
 
 
 def _expected_seconds(results: Results, case: Case, name: str, method: Method) -> float:
-    """Of one call: in proportion to `n` from the largest batch measured, or from one example for slow methods."""
-    known = [row for row in results.rows(case.model, name) if row.get("seconds") and row["n"] <= case.n]
+    """Of one call: in proportion to `n` from the largest batch known, or from two examples for slow methods."""
+    rows = [row for row in results.rows(case.model, name) if row["n"] <= case.n]
+    known = {row["n"]: row.get("seconds") or row.get("expected_s") for row in rows}
+    known = {n: seconds for n, seconds in known.items() if seconds}
     if known:
-        last = max(known, key=lambda row: row["n"])
-        return last["seconds"] * case.n / last["n"]
+        return known[max(known)] * case.n / max(known)
     if not method.jacobian_examples(case.n):
         return 0.0
-    one = make_case(case.model, 1)
-    arguments = (one.params, one.inputs, jax.random.key(0))
-    program = measure.compile_program(method.gradient(one), *arguments)
+    two = make_case(case.model, 2)  # one alone is quick: its convolutions are ordinary ones
+    arguments = (two.params, two.inputs, jax.random.key(0))
+    program = measure.compile_program(method.gradient(two), *arguments)
     start = time.perf_counter()
     jax.block_until_ready(program.call(*arguments))
-    return case.n * (time.perf_counter() - start)
+    return case.n * (time.perf_counter() - start) / two.n
 
 
 def _root_mean_square(errors: list[jax.Array]) -> float:
