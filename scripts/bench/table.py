@@ -116,11 +116,14 @@ def _run(
 
 def _expected_seconds(results: Results, case: Case, name: str, method: Method) -> float:
     """Of one call: in proportion to `n` from the largest batch known, or from two examples for slow methods."""
-    rows = [row for row in results.rows(case.model, name) if row["n"] <= case.n]
-    known = {row["n"]: row.get("seconds") or row.get("expected_s") for row in rows}
-    known = {n: seconds for n, seconds in known.items() if seconds}
+    known = [
+        (row["n"], seconds)
+        for row in results.rows(case.model, name)
+        if row["n"] <= case.n and (seconds := row.get("seconds") or row.get("expected_s"))
+    ]
     if known:
-        return known[max(known)] * case.n / max(known)
+        n, seconds = max(known)
+        return seconds * case.n / n
     if not method.jacobian_examples(case.n):
         return 0.0
     two = make_case(case.model, 2)  # one alone is quick: its convolutions are ordinary ones
