@@ -14,7 +14,7 @@ help: ## list the targets
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "jacreg needs Python 3.11 or newer; name one with make PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,sweeps,reports]'
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,sweeps,reports]'
 	touch $@
 
 train: $(INSTALLED) ## train a penalised CNN on scikit-learn's digits (two minutes, first install included)

@@ -56,6 +56,16 @@ def _convolution_of_all(geometry: Geometry, x: Inputs, kernels: Kernels) -> Outp
     return jnp.reshape(total, (*total.shape[:-2], kernels.shape[-1]))
 
 
+def _input_gradient_of_all(geometry: Geometry, cotangents: Outputs, kernels: Kernels) -> Inputs:
+    shape = (*cotangents.shape[:2], *geometry.inputs, geometry.groups * kernels.shape[-2])
+    return _transposed(lambda x: _convolution_of_all(geometry, x, kernels), shape, cotangents)
+
+
+def _kernel_gradient_of_all(geometry: Geometry, x: Inputs, cotangents: Outputs) -> Kernels:
+    shape = (len(x), *geometry.kernel, x.shape[-1] // geometry.groups, cotangents.shape[-1])
+    return _transposed(lambda kernels: _convolution_of_all(geometry, x, kernels), shape, cotangents)
+
+
 def _by_platform(one, every, *operands):
     """`one` in a loop over examples on CPU, `every` on all examples at once elsewhere."""
     loop = lambda *operands: map_rows(canonicalize_convolutions(one), operands)
@@ -78,18 +88,14 @@ def convolve_each(geometry: Geometry, x: Inputs, kernels: Kernels) -> Outputs:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def input_gradient_each(geometry: Geometry, cotangents: Outputs, kernels: Kernels) -> Inputs:
     """The cotangent of `convolve_each`'s input."""
-    n, batch = cotangents.shape[:2]
-    shape = (batch, *geometry.inputs, geometry.groups * kernels.shape[-2])
+    shape = (cotangents.shape[1], *geometry.inputs, geometry.groups * kernels.shape[-2])
 
     def of_one(bar, kernel):
         if geometry.is_tiled:
             return _transposed(lambda x: tiles.kernel_gradient(geometry, x, bar), shape, kernel)
         return _transposed(lambda x: _convolution_of_one(geometry, x, kernel), shape, bar)
 
-    def of_all(bars, kernels):
-        return _transposed(lambda x: _convolution_of_all(geometry, x, kernels), (n, *shape), bars)
-
-    return _by_platform(of_one, of_all, cotangents, kernels)
+    return _by_platform(of_one, functools.partial(_input_gradient_of_all, geometry), cotangents, kernels)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -102,10 +108,7 @@ def kernel_gradient_each(geometry: Geometry, x: Inputs, cotangents: Outputs) -> 
             return tiles.kernel_gradient(geometry, x, bar)
         return _transposed(lambda kernel: _convolution_of_one(geometry, x, kernel), shape, bar)
 
-    def of_all(x, bars):
-        return _transposed(lambda kernels: _convolution_of_all(geometry, x, kernels), (len(x), *shape), bars)
-
-    return _by_platform(of_one, of_all, x, cotangents)
+    return _by_platform(of_one, functools.partial(_kernel_gradient_of_all, geometry), x, cotangents)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -118,7 +121,10 @@ def _pull_kernel_gradient_each(geometry: Geometry, x: Inputs, cotangents: Output
         of_input = lambda x: _convolution_of_one(geometry, x, bar)
         return _transposed(of_input, x.shape, cotangent), of_input(x)
 
-    return _by_platform(of_one, functools.partial(_pull_separately, geometry), x, cotangents, bars)
+    def of_all(x, cotangents, bars):
+        return _input_gradient_of_all(geometry, cotangents, bars), _convolution_of_all(geometry, x, bars)
+
+    return _by_platform(of_one, of_all, x, cotangents, bars)
 
 
 def _pull_separately(geometry: Geometry, x: Inputs, cotangents: Outputs, bars: Kernels):

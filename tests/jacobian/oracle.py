@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,29 +11,12 @@ import numpy as np
 
 from jacreg_train.jacobian import JacobianEstimate
 
-# Most of a test's time is compilation; these make it three to four times faster.
-QUICK_COMPILE: dict[str, Any] = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
+# Undoes what tests/conftest.py sets: options of a compilation as a user's program has it.
+FULL_OPTIMISATION: dict[str, Any] = {
+    "xla_backend_optimization_level": 3,
+    "xla_llvm_disable_expensive_passes": False,
+    "xla_cpu_use_fusion_emitters": True,
 }
-
-
-@functools.cache
-def _compiler_options() -> dict[str, Any]:
-    """Those of `QUICK_COMPILE` that this version of XLA knows."""
-    known = {}
-    for name, value in QUICK_COMPILE.items():
-        try:
-            jax.jit(jnp.negative).lower(1.0).compile(compiler_options={name: value})
-        except jax.errors.JaxRuntimeError:
-            continue
-        known[name] = value
-    return known
-
-
-def quick_jit(fun: Callable) -> Callable:
-    return jax.jit(fun, compiler_options=_compiler_options())
 
 
 def split(tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
@@ -94,6 +76,7 @@ def compare(
     *,
     gradients_of: Sequence[str] = ("mixed",),
     rtol: float = 1e-9,
+    compiler_options: dict[str, Any] | None = None,
 ) -> None:
     """Asserts that estimators give the dense Jacobian's values and gradients, in all floating-point leaves.
 
@@ -101,6 +84,7 @@ def compare(
         estimators: label -> `estimator(apply_fn, params, inputs)`.
         gradients_of: names in `FUNCTIONALS`; none for values alone.
         rtol: relative to the largest entry of the compared arrays.
+        compiler_options: of the program that computes all of it.
     """
     leaves, join = split((params, inputs))
 
@@ -119,7 +103,7 @@ def compare(
     oracle = lambda apply_fn, params, inputs: dense(apply_fn, params, inputs, wrt)
     everyone = {**estimators, "oracle": oracle}
     run = lambda leaves: {label: everything(estimator, leaves) for label, estimator in everyone.items()}
-    results = quick_jit(run)(leaves)
+    results = jax.jit(run, compiler_options=compiler_options)(leaves)
     wanted = results.pop("oracle")
     for label, found in results.items():
         for name, got in found.items():

@@ -12,7 +12,7 @@ from jacreg_train import jacobian
 from jacreg_train.jacobian.chunking import sum_over_chunks
 from tests.jacobian.cases import CASES, X, normal, weights
 from tests.jacobian.configurations import estimator
-from tests.jacobian.oracle import assert_close, compare, quick_jit
+from tests.jacobian.oracle import assert_close, compare
 
 CHUNKED = ("chunked", "layerwise", "stochastic")
 
@@ -48,7 +48,7 @@ def test_remainders(name, wrt, options):
 
     choices = [{"example_chunk": 3}, {"output_chunk": 2}, {"example_chunk": 3, "output_chunk": 2}]
     choices += [{"example_chunk": 100, "output_chunk": 100}, {"example_chunk": 1, "output_chunk": 1}]
-    whole, *parts = quick_jit(lambda params: [run(params, **chunks) for chunks in [{}, *choices]])(params)
+    whole, *parts = jax.jit(lambda params: [run(params, **chunks) for chunks in [{}, *choices]])(params)
     for chunks, part in zip(choices, parts, strict=True):
         assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(part))
         assert_close(part["estimate"], whole["estimate"], f"{chunks}: estimate", 1e-6)
@@ -66,7 +66,7 @@ def test_more_rows_than_counted():
     for n, chunk in ((1, 1), (5, 2), (7, 3), (3, None)):
         rows = jnp.arange(1.0, n + 1)
         value = lambda shared, rows: sum_over_chunks(block, shared, rows, chunk)  # noqa: B023
-        both = quick_jit(jax.value_and_grad(value, (0, 1), has_aux=True))
+        both = jax.jit(jax.value_and_grad(value, (0, 1), has_aux=True))
         (total, parts), (of_shared, of_rows) = both(jnp.asarray(2.0), rows)
         assert float(total) == 2 * float(of_shared) == 2 * float(jnp.sum(rows**2))
         np.testing.assert_array_equal(parts, 2 * rows**2)
@@ -142,7 +142,7 @@ def test_closed_over_tracers():
         return jacobian.make_estimator("layerwise", **chunks)(apply, w, inputs).squared_norm
 
     frozen, w = weights(a=(3, 3), b=(3, 2)).values()
-    want = quick_jit(jax.grad(value, (0, 1)))(frozen, w)
+    want = jax.jit(jax.grad(value, (0, 1)))(frozen, w)
     for chunks in ({"example_chunk": 2}, {"example_chunk": 2, "output_chunk": 1}):
-        got = quick_jit(jax.grad(lambda f, w: value(f, w, **chunks), (0, 1)))(frozen, w)  # noqa: B023
+        got = jax.jit(jax.grad(lambda f, w: value(f, w, **chunks), (0, 1)))(frozen, w)  # noqa: B023
         assert_close(got, want, str(chunks), 1e-10)

@@ -11,7 +11,7 @@ from jax import lax
 from jacreg_train import jacobian
 from models import MODELS, make_model
 from tests.jacobian.cases import CASES, X, weights
-from tests.jacobian.oracle import assert_close, quick_jit
+from tests.jacobian.oracle import assert_close
 from tests.jacobian.test_models import ARGUMENTS
 
 
@@ -160,6 +160,6 @@ def test_joint_estimators(wrt):
         found = [lambda leaf, e=e: e(normalized, *arguments(leaf)).per_output for e in estimators]
         return [(of(leaf), jax.grad(lambda leaf, of=of: jnp.sum(of(leaf)))(leaf)) for of in [*found, rows]]
 
-    *found, wanted = quick_jit(run)(leaf)
+    *found, wanted = jax.jit(run)(leaf)
     for got in found:
         assert_close(got, wanted, wrt, 1e-9)

@@ -11,7 +11,6 @@ from jax import lax
 
 from jacreg_train import jacobian
 from tests.jacobian.configurations import estimator, exact_options, num_outputs
-from tests.jacobian.oracle import quick_jit
 
 
 def scan_three_times(w, x):
@@ -72,9 +71,9 @@ def test_value_and_gradient(name):
     K = num_outputs(apply_fn, params, inputs)
     estimators = [estimator(name, **exact_options(name, K)[0]) for name in jacobian.ESTIMATORS]
     run = lambda params: [e(apply_fn, params, inputs).squared_norm for e in estimators]
-    np.testing.assert_allclose(quick_jit(run)(params), value, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(jax.jit(run)(params), value, rtol=1e-12, atol=1e-12)
     if name in GRADIENTS:
-        gradients = quick_jit(jax.jacrev(run))(params)
+        gradients = jax.jit(jax.jacrev(run))(params)
         for got in gradients:
             jax.tree.map(
                 lambda g, want: np.testing.assert_allclose(g, want, rtol=1e-12, atol=1e-12), got, GRADIENTS[name]
@@ -113,7 +112,7 @@ def test_batch_equals_loop(name):
 
     params = {"w": jnp.arange(1.0, 5.0), "s": jnp.asarray(0.7)}
     inputs = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)))
-    gradient = quick_jit(jax.grad(lambda p, x: batched(apply, p, x).squared_norm))
+    gradient = jax.jit(jax.grad(lambda p, x: batched(apply, p, x).squared_norm))
     looped = [gradient(params, inputs[i : i + 1]) for i in range(3)]
     for leaf in params:
         np.testing.assert_allclose(gradient(params, inputs)[leaf], sum(g[leaf] for g in looped), rtol=1e-10)
@@ -125,7 +124,7 @@ def test_no_examples(name, wrt):
     """S = 0 without nan, and a gradient of zeros; further cases are in the table of cases."""
     empty = jacobian.make_estimator(name, wrt=wrt)
 
-    @quick_jit
+    @jax.jit
     def run(w):
         of = lambda w: empty(lambda w, x: jnp.tanh(x @ w), w, jnp.zeros((0, 3)), jax.random.key(0))
         return of(w), jax.grad(lambda w: of(w).squared_norm)(w)

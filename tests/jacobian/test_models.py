@@ -13,7 +13,7 @@ from flax import linen, nnx
 from models import MODELS, make_model
 from tests.jacobian.cases import normal
 from tests.jacobian.configurations import all_estimators, estimator, num_outputs
-from tests.jacobian.oracle import compare
+from tests.jacobian.oracle import FULL_OPTIMISATION, compare
 
 # arguments that make each of our models tiny
 ARGUMENTS: dict[str, dict] = {
@@ -156,7 +156,8 @@ def test_models_of_the_table(name, gradients_of):
     state = jax.tree.map(lambda leaf: leaf + 0.3, state)  # running statistics that are not the initial ones
     estimators = {"layerwise": estimator("layerwise")}
     apply = lambda p, x: model.apply(p, state, x)[0]
-    compare(estimators, apply, params, inputs, "params", gradients_of=gradients_of, rtol=1e-8)
+    options = {"gradients_of": gradients_of, "rtol": 1e-8, "compiler_options": FULL_OPTIMISATION}
+    compare(estimators, apply, params, inputs, "params", **options)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "resnet18"])

@@ -8,7 +8,7 @@ import pytest
 from jacreg_train import jacobian
 from tests.jacobian.cases import CASES
 from tests.jacobian.configurations import estimator
-from tests.jacobian.oracle import assert_close, dense, quick_jit
+from tests.jacobian.oracle import assert_close, dense
 
 TYPES = ("float16", "bfloat16", "float32")
 PROBES: dict[str, dict] = {"stochastic": {"num_probes": 1, "orthogonal": True}}
@@ -69,9 +69,9 @@ def test_networks(case, dtype):
         lambda params: (lambda found: (found.squared_norm, found))(dense(apply_fn, params, double(inputs), "params")),
         has_aux=True,
     )(params)
-    wanted_gradient, wanted = quick_jit(oracle)(double(params))
+    wanted_gradient, wanted = jax.jit(oracle)(double(params))
     rtol = 64 * float(jnp.finfo(dtype).eps)  # a few dozen roundings one after the other
-    for label, (gradient, found) in quick_jit(run)(params).items():
+    for label, (gradient, found) in jax.jit(run)(params).items():
         assert found.squared_norm.dtype == jnp.float32
         assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(gradient))
         assert_close(found.per_example, wanted.per_example, f"{label}: per_example", rtol)

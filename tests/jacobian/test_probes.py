@@ -14,7 +14,6 @@ from jacreg_train.jacobian.jaxprs import inline_calls
 from jacreg_train.jacobian.probes import DISTRIBUTIONS
 from models import make_model
 from tests.jacobian.cases import X, weights
-from tests.jacobian.oracle import quick_jit
 
 DRAWS = 4000
 N, K = 3, 4
@@ -71,7 +70,7 @@ def test_moments(settings, wrt):
     params, inputs = weights(**PARAMS), X(*INPUTS)
     estimator = jacobian.make_estimator("stochastic", wrt=wrt, **settings)
     keys = jax.random.split(jax.random.key(0), DRAWS)
-    found = quick_jit(jax.vmap(lambda key: estimator(network, params, inputs, key)))(keys)
+    found = jax.jit(jax.vmap(lambda key: estimator(network, params, inputs, key)))(keys)
     j = jacobians(params, inputs, wrt)
     rows = jnp.sum(j**2, axis=2)
     total = float(jnp.sum(rows))
@@ -98,7 +97,7 @@ def test_coverage_of_the_standard_error(probe, wrt):
     params, inputs = weights(**PARAMS), X(*INPUTS)
     estimator = jacobian.make_estimator("stochastic", wrt=wrt, probe=probe, num_probes=32)
     keys = jax.random.split(jax.random.key(1), 1000)
-    found = quick_jit(jax.vmap(lambda key: estimator(network, params, inputs, key)))(keys)
+    found = jax.jit(jax.vmap(lambda key: estimator(network, params, inputs, key)))(keys)
     total = jnp.sum(jacobians(params, inputs, wrt) ** 2)
     covered = np.mean(np.abs(found.squared_norm - total) < 2 * found.standard_error)
     assert 0.90 < covered < 0.98
@@ -135,7 +134,7 @@ def test_gradient_is_unbiased(settings, wrt):
     estimator = jacobian.make_estimator("stochastic", wrt=wrt, **settings)
     keys = jax.random.split(jax.random.key(2), DRAWS)
     value = lambda params, key: estimator(network, params, inputs, key).squared_norm
-    draws = quick_jit(jax.vmap(jax.grad(value), (None, 0)))(params, keys)
+    draws = jax.jit(jax.vmap(jax.grad(value), (None, 0)))(params, keys)
     want = jax.grad(lambda params: jnp.sum(jacobians(params, inputs, wrt) ** 2))(params)
     for name in params:
         assert_mean(draws[name], want[name], name)

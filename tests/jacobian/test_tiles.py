@@ -9,7 +9,7 @@ import pytest
 from jacreg_train.jacobian import tiles
 from jacreg_train.jacobian.example_convolutions import convolve_each, input_gradient_each, kernel_gradient_each
 from jacreg_train.jacobian.geometry import Geometry
-from tests.jacobian.oracle import assert_close, quick_jit
+from tests.jacobian.oracle import assert_close
 
 FEATURES = 8
 
@@ -53,7 +53,7 @@ def test_the_three_functions_are_those_of_the_direct_convolution(name):
     assert tiles.serve(geometry, FEATURES, cotangents=2)
     x, d, kernels = operands(geometry, jnp.float64)
 
-    @quick_jit
+    @jax.jit
     def both(x, d, kernels):
         convolved, pull = jax.vjp(functools.partial(direct, geometry), x, kernels)
         mine = (
@@ -76,7 +76,7 @@ def test_first_and_second_derivatives():
     def of(kernel_gradient):
         square = lambda x, d: jnp.sum(jnp.square(kernel_gradient(x, d)))
         bend = lambda x, d: sum(jnp.sum(jnp.sin(bar)) for bar in jax.grad(square, (0, 1))(x, d))
-        return quick_jit(lambda x, d: (jax.grad(square, (0, 1))(x, d), jax.grad(bend, (0, 1))(x, d)))(x, d)
+        return jax.jit(lambda x, d: (jax.grad(square, (0, 1))(x, d), jax.grad(bend, (0, 1))(x, d)))(x, d)
 
     by_library = lambda x, d: jax.vjp(lambda kernels: direct(geometry, x, kernels), kernels)[1](d)[0]
     for order, (got, wanted) in enumerate(
@@ -88,8 +88,8 @@ def test_first_and_second_derivatives():
 def test_float32_keeps_five_digits():
     geometry = geometry_of((32, 32), ((1, 1), (1, 1)))
     x, d, kernels = operands(geometry, jnp.float64)
-    wanted = quick_jit(lambda x, d: jax.vjp(functools.partial(direct, geometry, x), kernels)[1](d)[0])(x, d)
-    got = quick_jit(functools.partial(kernel_gradient_each, geometry))(x.astype(jnp.float32), d.astype(jnp.float32))
+    wanted = jax.jit(lambda x, d: jax.vjp(functools.partial(direct, geometry, x), kernels)[1](d)[0])(x, d)
+    got = jax.jit(functools.partial(kernel_gradient_each, geometry))(x.astype(jnp.float32), d.astype(jnp.float32))
     error = jnp.linalg.norm(got - wanted) / jnp.linalg.norm(wanted)
     assert error < 1e-5  # 1.3e-6 when measured
 

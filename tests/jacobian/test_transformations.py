@@ -10,7 +10,7 @@ import pytest
 
 from jacreg_train import jacobian
 from tests.jacobian.cases import X, normal, weights
-from tests.jacobian.oracle import assert_close, dense, quick_jit
+from tests.jacobian.oracle import assert_close, dense
 
 EXACT: list[tuple[str, dict]] = [
     ("exact", {}),
@@ -56,7 +56,7 @@ def test_jit_and_vmap(name, options, wrt):
     many = (many_params, jnp.stack([inputs, inputs - 0.2]), jnp.stack([key, jax.random.key(6)]))
     one_by_one = lambda *args: [gradient(*jax.tree.map(lambda leaf: leaf[i], args)) for i in range(2)]  # noqa: B023
     one_key = lambda params, inputs, key: jax.vmap(gradient, (0, 0, None))(params, inputs, key[0])
-    found, found_one_key, wanted = quick_jit(lambda *a: (jax.vmap(gradient)(*a), one_key(*a), one_by_one(*a)))(*many)
+    found, found_one_key, wanted = jax.jit(lambda *a: (jax.vmap(gradient)(*a), one_key(*a), one_by_one(*a)))(*many)
     assert_close(found, jax.tree.map(lambda *leaves: np.stack(leaves), *wanted), "vmap", 1e-10)
     assert_close(jax.tree.map(lambda leaf: leaf[0], found_one_key), wanted[0], "vmap with one key", 1e-10)
 
@@ -64,7 +64,7 @@ def test_jit_and_vmap(name, options, wrt):
 @pytest.mark.parametrize("name", jacobian.ESTIMATORS)
 def test_without_jit(name):
     params, inputs, key = arguments()
-    assert_close(value(name)(params, inputs, key), quick_jit(value(name))(params, inputs, key), name, 1e-10)
+    assert_close(value(name)(params, inputs, key), jax.jit(value(name))(params, inputs, key), name, 1e-10)
 
 
 def penalty_of_the_gradient(of):
@@ -86,7 +86,7 @@ def test_gradient_of_the_gradient(wrt):
             )(params)
         return found, penalty_of_the_gradient(oracle)(params)
 
-    found, wanted = quick_jit(run)(params, inputs)
+    found, wanted = jax.jit(run)(params, inputs)
     for label, got in found.items():
         assert_close(got, wanted, label, 1e-9)
 
@@ -98,7 +98,7 @@ def test_probes_depend_on_the_place_in_the_whole_batch_only(name, options, wrt):
     params, _, key = arguments()
     inputs = normal(0, 5, 3)
     estimator = jacobian.make_estimator(name, wrt=wrt, **options)
-    run = quick_jit(lambda x, first: estimator(network, params, x, key, first_example=first).per_example)
+    run = jax.jit(lambda x, first: estimator(network, params, x, key, first_example=first).per_example)
     whole = run(inputs, 0)
     parts = jnp.concatenate([run(inputs[:2], 0), run(inputs[2:], 2)])
     np.testing.assert_allclose(parts, whole, rtol=1e-10)
@@ -113,9 +113,9 @@ def test_probes_depend_on_the_place_in_the_whole_batch_only(name, options, wrt):
 def test_typed_and_raw_keys(name, options):
     params, inputs, key = arguments()
     of = value(name, **options)
-    both = quick_jit(lambda key, raw: (of(params, inputs, key), of(params, inputs, raw)))(key, jax.random.PRNGKey(KEY))
+    both = jax.jit(lambda key, raw: (of(params, inputs, key), of(params, inputs, raw)))(key, jax.random.PRNGKey(KEY))
     np.testing.assert_allclose(both[0], both[1], rtol=1e-12)
-    assert float(both[0]) != float(quick_jit(of)(params, inputs, jax.random.key(KEY + 1)))
+    assert float(both[0]) != float(jax.jit(of)(params, inputs, jax.random.key(KEY + 1)))
 
 
 def test_examples_have_probes_of_their_own():
@@ -133,7 +133,6 @@ jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_enable_x64", True)
 from jax.sharding import AxisType, PartitionSpec as P
 from tests.jacobian.cases import normal, weights
-from tests.jacobian.oracle import quick_jit
 from tests.jacobian.test_transformations import EXACT, STOCHASTIC, value
 
 mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
@@ -151,10 +150,10 @@ def on_devices(of, checked):
 for wrt in ("params", "inputs"):
     for name, options in EXACT[::2] + STOCHASTIC[1::2]:
         of = value(name, wrt, **options)
-        want = quick_jit(jax.value_and_grad(lambda p, x: of(p, x, key)))(params, inputs)
+        want = jax.jit(jax.value_and_grad(lambda p, x: of(p, x, key)))(params, inputs)
         for checked in (False, True):
             try:
-                got = quick_jit(on_devices(of, checked))(params, inputs)
+                got = jax.jit(on_devices(of, checked))(params, inputs)
                 same = [np.allclose(a, b, rtol=1e-9) for a, b in zip(*map(jax.tree.leaves, (got, want)))]
                 print("right" if all(same) else "wrong", wrt, name, options, checked)
             except Exception as error:
