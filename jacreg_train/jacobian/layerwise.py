@@ -32,6 +32,7 @@ from jacreg_train.jacobian.trees import (
     differentiated_leaves,
     num_examples,
     one_example,
+    outputs_by_example,
     squared_sum,
     vary,
     varying_axes,
@@ -218,7 +219,7 @@ def _pulled_norms(structure, leaves, shared, activations, at_contacts) -> list[F
 def inputs_pullback(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> tuple[Float[Array, "n ..."], SquaredNorms]:
     """The same for input Jacobians: examples do not meet, so the batch's own pullback serves them all."""
     floats, rest, join = differentiated_leaves(inputs, "inputs")
-    jax.eval_shape(jax.vmap(one_example(apply_fn), (None, 0)), params, inputs)  # raises where it is unusable
+    outputs_by_example(apply_fn, params, inputs)  # raises where it is unusable
     apply_batch = close_convolutions(apply_fn)
     apply_floats = lambda floats, rest: (apply_batch(params, join(floats, rest)), None)
     outputs, _, pull = vjp_of_several(apply_floats, floats, rest)

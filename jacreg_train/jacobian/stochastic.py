@@ -28,7 +28,7 @@ from jacreg_train.jacobian.trees import (
     accumulation_dtype,
     differentiated_leaves,
     num_examples,
-    one_example,
+    outputs_by_example,
 )
 
 PROBES = ("cotangent", "tangent")
@@ -88,7 +88,7 @@ def _cotangent_estimator(wrt, num_probes, distribution, orthogonal, example_chun
 
     def estimate(apply_fn, params, inputs, key=None, *, first_example=0):
         keys = example_keys(key, num_examples(inputs), first_example)
-        outputs = jax.eval_shape(jax.vmap(one_example(apply_fn), (None, 0)), params, inputs)
+        outputs = outputs_by_example(apply_fn, params, inputs)
         num_outputs = math.prod(outputs.shape[1:])
         if orthogonal and num_probes > num_outputs:
             raise ValueError(
@@ -161,7 +161,7 @@ def random_pushforward(
     All examples share a probe of the parameters, drawn from `key`; a probe of the inputs is drawn from each example's
     own one of `keys`.
     """
-    jax.eval_shape(jax.vmap(one_example(apply_fn), (None, 0)), params, inputs)  # raises where it is unusable
+    outputs_by_example(apply_fn, params, inputs)  # raises where it is unusable
     apply_batch = close_convolutions(apply_fn)  # examples do not meet, so the batch's own derivative serves them all
     leaves, rest, join = differentiated_leaves(params if wrt == "params" else inputs, wrt)
     draw = lambda index: lambda key, leaves: draw_like(distribution, jax.random.fold_in(key, index), leaves)

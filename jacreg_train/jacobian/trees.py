@@ -86,6 +86,11 @@ def one_example(apply_fn: ApplyFn) -> ApplyFn:
     return apply_one
 
 
+def outputs_by_example(apply_fn: ApplyFn, params: PyTree, inputs: PyTree) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the outputs where each example is given alone; raises where `apply_fn` does not allow that."""
+    return jax.eval_shape(jax.vmap(one_example(apply_fn), (None, 0)), params, inputs)
+
+
 def accumulation_dtype(dtype: Any) -> Any:
     """float32 or wider: squares of a half-precision network are added in this type."""
     return jnp.promote_types(dtype, jnp.float32)

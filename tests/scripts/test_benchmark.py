@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -200,3 +201,10 @@ def test_command_line(tmp_path, capsys, monkeypatch):
     assert "out of luck" in captured.err
     assert "falls short: good: 3.14, target 3" in captured.out
     assert command.main(["benchmark.py", output, "--render"]) == 0
+
+
+def test_readme_shows_what_was_measured():
+    """`python scripts/benchmark.py --output=docs/benchmark --render --readme=README.md` wrote the tables."""
+    root = Path(__file__).parents[2]
+    text = render.markdown(read(root / "docs" / "benchmark" / "benchmark.json"))
+    assert f"{render.BEGIN}\n{text}{render.END}" in (root / "README.md").read_text(encoding="utf-8")
